@@ -1,0 +1,69 @@
+"""The `rankscope` command: a table of commands, each imported only when it is called.
+
+Importing this module needs typer and nothing else, so commands that need no tables (`deliver`,
+`doctor`, `run`) work in images without pyarrow. A command is a typer function that bears the
+command's name (dashes as underscores), in the module named here.
+"""
+
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+#: command -> (module, one line of help).
+COMMANDS: dict[str, tuple[str, str]] = {
+    "serve": ("rankscope.collector.commands.serve", "Collect from agents into a store."),
+}
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    if len(sys.argv) > 1 and sys.argv[1] in COMMANDS:
+        build({sys.argv[1]: load(sys.argv[1])})()
+    else:
+        build({name: _stub(help_line) for name, (_, help_line) in COMMANDS.items()})()
+
+
+def build(functions: dict[str, Callable[..., Any]]) -> typer.Typer:
+    """A typer application of the given commands."""
+    app = typer.Typer(
+        name="rankscope",
+        help="Watch every rank of a torch job, step by step.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(lambda: None)  # keeps sub-command style with a single command
+    for name, function in functions.items():
+        app.command(name)(function)
+    return app
+
+
+def load(name: str) -> Callable[..., Any]:
+    """The function of one command; says which extra to install when a library is missing."""
+    module, _ = COMMANDS[name]
+    try:
+        return getattr(importlib.import_module(module), name.replace("-", "_"))  # type: ignore[no-any-return]
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("rankscope"):
+            raise
+        raise SystemExit(
+            f"rankscope {name}: the library {error.name!r} is missing; "
+            "install it with: pip install 'rankscope[collector]'"
+        ) from None
+
+
+def _stub(help_line: str) -> Callable[[], None]:
+    """Stands for a command in the overview, where nothing is imported."""
+
+    def command() -> None:
+        pass
+
+    command.__doc__ = help_line
+    return command
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""Settings of a collector."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+LAYOUTS = ("eager", "on_demand")
+
+
+class ConfigError(ValueError):
+    """A setting has a value that is not allowed."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """How a collector commits, seals, renders and limits itself."""
+
+    commit_interval_seconds: float = 0.25
+    """Batches wait this long at most before they are committed together."""
+    commit_rows: int = 200_000
+    """A commit begins early when this many events wait."""
+    seal_after_seconds: float = 30.0
+    """A step is sealed without the late ones this long after the first process ended it."""
+    lost_after_seconds: float = 5.0
+    """A process whose stream broke counts as lost after this long without a new stream."""
+    restart_grace_seconds: float = 30.0
+    """After a restart, processes of before have this long to come back until they count as lost."""
+    pause_render_seconds: float = 5.0
+    """The layout of an open step that was paused is written at most this often."""
+    layout: str = "eager"
+    """"eager": dump.json as soon as a process ended a step; "on_demand": only by `rankscope export`."""
+    layout_max_processes: int = 64
+    """A run with more processes than this is not rendered eagerly."""
+    max_message_bytes: int = 16 << 20
+    """Larger messages are refused."""
+    max_stream_bytes: int = 16 << 20
+    """A stream is not read further while this much of it waits for its commit."""
+    max_memory_bytes: int = 512 << 20
+    """No stream is read further while this much of all of them waits for its commit."""
+    max_streams: int = 1024
+    """Further streams are told to come again later."""
+
+    def __post_init__(self) -> None:
+        if self.layout not in LAYOUTS:
+            raise ConfigError(f"layout: {self.layout!r} is not one of {', '.join(LAYOUTS)}")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name != "layout" and not value > 0:
+                raise ConfigError(f"{field.name}: {value!r} is not greater than 0")
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] = os.environ) -> "Config":
+        """Each field from RANKSCOPE_SERVE_<FIELD IN CAPITALS> where that is set, else its default."""
+        values: dict[str, object] = {}
+        for field in fields(cls):
+            name = f"RANKSCOPE_SERVE_{field.name.upper()}"
+            if text := environ.get(name):
+                try:
+                    values[field.name] = type(field.default)(text)  # type: ignore[call-arg, arg-type, misc]
+                except ValueError:
+                    raise ConfigError(f"{name}: {text!r} is not a number") from None
+        return cls(**values)  # type: ignore[arg-type]
