@@ -1,13 +1,14 @@
-"""The tables of a run, one list of columns each: fixed when a table is made, so every column foreseen is here.
+"""The tables of a run, one list of columns each.
 
-Delta Lake types only (signed integers, no float16, no duration). `step` partitions the tables that have it.
+Fixed when a table is made, so every column foreseen is here. Delta Lake types only (signed integers,
+no float16, no duration). `step` partitions records and nodes.
 """
 
 import pyarrow as pa
 
 _text = pa.dictionary(pa.int32(), pa.string())
 
-#: One row per leaf of an event (see collector.proto): what dump.json says and what it has no place for.
+#: One row per leaf of an event (see collector.proto): what dump.json says and more.
 RECORDS = pa.schema(
     [
         ("step", pa.int64()),
@@ -47,7 +48,7 @@ RECORDS = pa.schema(
     ]
 )
 
-#: One row per event: the record's place in the call tree and the outline of what it added to the record.
+#: One row per event: the record's place in the call tree and the outline of what it added to it.
 NODES = pa.schema(
     [
         ("step", pa.int64()),
@@ -118,7 +119,10 @@ STEPS = pa.schema(
         ("process", pa.string()),
         ("batch", pa.int64()),
         ("event", pa.string()),  # begin, pause, end, skipped, dropped, sealed, left
-        ("events", pa.int64()),  # end: events the agent recorded; sealed: events stored; dropped: events lost
+        (
+            "events",
+            pa.int64(),
+        ),  # end: events the agent recorded; sealed: events stored; dropped: events lost
         ("reason", pa.string()),
         ("expected", pa.string()),  # sealed: JSON list of processes expected
         ("missing", pa.string()),  # sealed: JSON object process -> why

@@ -1,0 +1,129 @@
+"""The event columns of a batch, checked, and their expansion into leaves."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from rankscope.collector.columns import (
+    Rows,
+    Texts,
+    constant_column,
+    read_codes,
+    read_column,
+    read_ids,
+)
+from rankscope.collector.outlines import FORMS, MalformedBatch, parse_outline, templates_of
+from rankscope.v1 import collector_pb2 as pb
+
+#: More leaves, or more distinct steps, than any honest batch has.
+MAX_ROWS = 5_000_000
+MAX_STEPS = 10_000
+MAX_INT64 = 2**63 - 1
+
+WHATS = Texts([None, "node", "input", "output"])
+FORM_TEXTS = Texts([None, *(FORMS[form] for form in sorted(FORMS))])
+_KINDS = Texts([None, "api", "module", "parameters_grad", "scope", "save"])
+_DIRECTIONS = Texts([None, "forward", "backward"])
+
+
+class Events:
+    """Reads and checks the event columns; raises MalformedBatch."""
+
+    def __init__(self, columns: pb.Columns, process: str, sequence: int) -> None:
+        self._origin = (process, sequence)
+        count = self.count = columns.event_count
+        self.step = read_column("event_step", columns.event_step, "<i8", count)
+        if columns.first_event > MAX_INT64 - count:
+            raise MalformedBatch("columns.first_event", f"{columns.first_event} is too large")
+        self._seq = columns.first_event + np.arange(count, dtype=np.int64)
+        self.raw_names = pa.array(columns.names, pa.string())
+        self._names = Texts(self.raw_names)
+        names = len(columns.names)
+        self.name = read_ids("event_name", columns.event_name, count, names)
+        self._parent = read_ids("event_parent", columns.event_parent, count, names + 1)
+        self.what = read_codes("event_what", columns.event_what, count, pb.NODE, pb.OUTPUT)
+        self._kind = read_codes("event_kind", columns.event_kind, count, pb.API, pb.SAVE)
+        self._direction = read_codes(
+            "event_direction", columns.event_direction, count, pb.DIRECTION_NONE, pb.BACKWARD
+        )
+        self._stack = read_column("event_stack", columns.event_stack, "<i8", count)
+        self._time = read_column("event_time", columns.event_time, "<f8", count)
+        self._read_outlines(columns)
+        self.steps = self._distinct_steps()
+
+    def _read_outlines(self, columns: pb.Columns) -> None:
+        self.outlines = [parse_outline(outline) for outline in columns.outlines]
+        known = len(self.outlines)
+        self.outline = read_ids("event_outline", columns.event_outline, self.count, known + 1)
+        if np.any((self.what == pb.NODE) & (self.outline != 0)):
+            raise MalformedBatch("columns.event_outline", "a NODE event has data")
+        sizes = np.fromiter((outline.leaves for outline in self.outlines), np.int64, known)
+        nothing = np.zeros(1, np.int64)
+        self.leaves = np.concatenate((nothing, sizes))[self.outline]
+        self.first_template = np.concatenate((nothing, np.cumsum(sizes) - sizes))[self.outline]
+
+    def _distinct_steps(self) -> tuple[int, ...]:
+        steps: tuple[int, ...] = tuple(np.unique(self.step).tolist())
+        if steps and steps[0] < 0:
+            raise MalformedBatch("columns.event_step", f"{steps[0]} is negative")
+        if len(steps) > MAX_STEPS:
+            reason = f"{len(steps)} distinct steps, at most {MAX_STEPS}"
+            raise MalformedBatch("columns.event_step", reason)
+        return steps
+
+    def arrow_columns(self, rows: Any = slice(None)) -> dict[str, pa.Array]:
+        """The columns that nodes and records have in common, of the events at `rows`."""
+        process, sequence = self._origin
+        stack = self._stack[rows]
+        count = len(stack)
+        return {
+            "step": pa.array(self.step[rows]),
+            "rank": pa.nulls(count, pa.int32()),
+            "process": constant_column(process, count),
+            "batch": pa.array(np.full(count, sequence, np.int64)),
+            "seq": pa.array(self._seq[rows]),
+            "record": self._names.take(self.name[rows]),
+            "kind": _KINDS.take(self._kind[rows]),
+            "direction": _DIRECTIONS.take(self._direction[rows]),
+            "stack": pa.array(stack, mask=stack == 0),
+            "parent": self._names.take_optional(self._parent[rows]),
+            "time": pa.array(self._time[rows]),
+        }
+
+
+class Expansion:
+    """All leaves of all events, one after another, as positions in events and leaf templates."""
+
+    def __init__(self, events: Events) -> None:
+        self.count = int(events.leaves.sum())
+        if self.count > MAX_ROWS:
+            reason = f"{self.count} leaves in all, at most {MAX_ROWS}"
+            raise MalformedBatch("columns.event_outline", reason)
+        first = np.cumsum(events.leaves) - events.leaves
+        self.event: Rows = np.repeat(np.arange(events.count), events.leaves)
+        self.leaf: Rows = np.arange(self.count) - first[self.event]
+        self.template: Rows = events.first_template[self.event] + self.leaf
+        self.templates = templates_of(events.outlines)
+        forms = np.concatenate([np.zeros(0, np.uint8), *(o.forms for o in events.outlines)])
+        self.form = forms[self.template]
+        self.tensors: Rows = np.flatnonzero(self.form == pb.TENSOR)
+
+    def arrow_columns(self) -> dict[str, pa.Array]:
+        """The columns of RECORDS that come from leaf templates."""
+        columns = {
+            name: Texts(self.templates[name]).take(self.template)
+            for name in ("part", "path", "type", "dtype", "extra")
+        }
+        rows = pa.array(self.template)
+        for name in ("shape", "requires_grad"):
+            columns[name] = self.templates[name].take(rows)
+        columns["leaf"] = pa.array(self.leaf.astype(np.int32))
+        columns["form"] = FORM_TEXTS.take(self.form)
+        return columns
+
+    def elements(self) -> Rows:
+        """Number of elements of each tensor leaf."""
+        elements = self.templates["elements"].fill_null(0).to_numpy()
+        of_tensors: Rows = elements[self.template[self.tensors]]
+        return of_tensors
