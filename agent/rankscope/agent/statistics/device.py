@@ -1,0 +1,124 @@
+"""Statistics of tensors on an accelerator: results stay there and come over in one copy a flush.
+
+Nothing here waits for the device while a tensor is added. What is held on the device: seven 0-d
+results a tensor until GROUP tensors have come together (at most 512 bytes each, 4 MB in all), then
+56 bytes a tensor until they are taken. Checksums need the bytes: a copy to pinned memory is queued
+and read at the flush.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from rankscope.v1.collector_pb2 import HAS_CHECKSUM
+
+from .checksum import CHECKSUMS
+from .columns import MEASURED, Overrides
+from .guard import unseen
+from .table import STATISTICS
+
+Rows = npt.NDArray[Any]
+
+#: Tensors whose results are gathered into one buffer.
+GROUP = 1024
+
+
+class DeviceResults:
+    """Results of one device's tensors, in the order they were added."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._entries: list[int] = []
+        self._results: dict[tuple[torch.dtype, str], tuple[list[int], list[torch.Tensor]]] = {}
+        self._waiting = 0
+        self._packed: list[tuple[str, list[int], torch.Tensor]] = []
+        self._streams: dict[int, Any] = {}
+        self._copies: list[tuple[int, torch.Tensor]] = []
+
+    def add(self, entry: int, tensor: torch.Tensor) -> None:
+        """Queue the computation of all statistics on the current stream."""
+        self._remember_stream()
+        if tensor.dtype is torch.bool:
+            tensor = tensor.view(torch.uint8)
+        if tensor.is_complex():
+            tensor = tensor.abs()
+        if tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1:
+            tensor = tensor.to(torch.float32)
+        floating = tensor.dtype.is_floating_point
+        found = {
+            statistic.name: statistic.on_device(tensor)
+            for statistic in STATISTICS
+            if floating or statistic.name not in ("nan_count", "inf_count")
+        }
+        for name, result in found.items():
+            entries, results = self._results.setdefault((result.dtype, name), ([], []))
+            entries.append(entry)
+            results.append(result)
+        self._entries.append(entry)
+        self._waiting += 1
+        if self._waiting >= GROUP:
+            self._pack()
+
+    def add_bytes(self, entry: int, tensor: torch.Tensor) -> None:
+        """Queue a copy of the tensor's bytes for its checksum."""
+        self._remember_stream()
+        flat = tensor.contiguous().reshape(-1).view(torch.uint8)
+        pinned = self.device.type != "cpu"
+        copy = torch.empty(flat.shape, dtype=torch.uint8, pin_memory=pinned)
+        self._copies.append((entry, copy.copy_(flat, non_blocking=True)))
+
+    def finish(self) -> list[Any]:
+        """Events that stand after what was queued, one a stream that was used."""
+        return [stream.record_event() for stream in self._streams.values()]
+
+    def reduce(self, events: list[Any], rows: Rows, overrides: Overrides, checksum: str) -> None:
+        """Wait for `events` and write everything into `rows`; one copy from the device a dtype."""
+        for event in events:
+            event.synchronize()
+        self._pack()
+        values = _fetch([packed for _, _, packed in self._packed])
+        for (name, entries, _), column in zip(self._packed, values, strict=True):
+            for entry, value in zip(entries, column.tolist(), strict=True):
+                rows[name][entry] = value
+                if isinstance(value, int) and abs(value) > 2**53:
+                    overrides.setdefault(entry, {})[name] = value
+        rows["flags"][self._entries] |= np.uint64(MEASURED)
+        for entry, data in self._copies:
+            rows["checksum"][entry] = CHECKSUMS[checksum]([data.numpy()])
+            rows["flags"][entry] |= np.uint64(HAS_CHECKSUM)
+
+    def _pack(self) -> None:
+        with unseen():
+            for (_, name), (entries, results) in self._results.items():
+                self._packed.append((name, entries, torch.stack(results)))
+        self._results = {}
+        self._waiting = 0
+
+    def _remember_stream(self) -> None:
+        module = getattr(torch, self.device.type, None)
+        current = getattr(module, "current_stream", None)
+        if self.device.type != "cpu" and current is not None:
+            stream = current(self.device)
+            self._streams[hash(stream)] = stream
+
+
+def is_capturing(tensor: torch.Tensor) -> bool:
+    """Whether work queued now would go into a graph instead of being done."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def _fetch(packed: list[torch.Tensor]) -> list[npt.NDArray[Any]]:
+    """All buffers on the host, with one copy a dtype."""
+    found: dict[int, npt.NDArray[Any]] = {}
+    for dtype in dict.fromkeys(tensor.dtype for tensor in packed):
+        which = [i for i, tensor in enumerate(packed) if tensor.dtype is dtype]
+        with unseen():
+            joined = torch.cat([packed[i] for i in which]).cpu()
+        plain = joined.float() if joined.dtype is torch.bfloat16 else joined
+        sizes = np.cumsum([packed[i].numel() for i in which])[:-1]
+        found.update(zip(which, np.split(plain.numpy(), sizes), strict=True))
+    return [found[i] for i in range(len(packed))]

@@ -1,0 +1,234 @@
+"""Statistics of tensors, one entry a tensor, measured when it is added."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from rankscope.v1.collector_pb2 import HAS_CHECKSUM, HAS_COUNTS
+
+from .arena import SMALL_ELEMENTS, Arena
+from .checksum import CHECKSUMS
+from .columns import ROW, Overrides, Partial, StatisticsColumns, columns_of, write_partial
+from .device import DeviceResults, is_capturing
+from .dtypes import NUMERIC, Numeric
+from .guard import unseen
+from .memory import (
+    LOWEST_ADDRESS,
+    dense_pieces,
+    extents_of,
+    has_memory,
+    logical_view,
+    strided_view,
+)
+from .numeric import measure_pieces, scaled_overrides
+from .special import NoValues, measure_special, values_of
+from .table import repeated
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_FIRST_ROWS = 1024
+_COUNTS_ONLY = np.uint64(HAS_COUNTS)
+_CHECKSUM = np.uint64(HAS_CHECKSUM)
+
+_function_modes = torch._C._len_torch_function_stack
+
+
+class TensorStatistics:
+    """Collects one entry a tensor; `take` hands over what has come together.
+
+    The caller holds a lock around every call. `checksum` is "", "md5" (CRC-32, as the field calls
+    it) or "xor". Copies of small tensors wait in an arena of `arena_limit_bytes` at most; a full
+    one is reduced at once, and as much again may be in the Pending that is being reduced. Each
+    entry takes 72 bytes.
+    """
+
+    def __init__(self, checksum: str = "", arena_limit_bytes: int = 16 << 20) -> None:
+        if checksum and checksum not in CHECKSUMS:
+            raise ValueError(f"checksum: {checksum!r} is not one of '', {', '.join(CHECKSUMS)}")
+        self._checksum = checksum
+        self._limit = arena_limit_bytes
+        self._spare: deque[Arena] = deque(maxlen=1)
+        self._count = 0
+        self._rows: npt.NDArray[Any] = np.zeros(_FIRST_ROWS, ROW)
+        self._overrides: Overrides = {}
+        self._arena = Arena()
+        self._devices: dict[torch.device, DeviceResults] = {}
+
+    def add(self, tensor: torch.Tensor | None, *, note: str = "") -> None:
+        """Add one entry with the statistics that `tensor` has now; None adds one without values.
+
+        Never raises and leaves no trace in the tensor, autograd, modes or random state; what cannot
+        be measured becomes an entry without values whose override has a "note".
+        """
+        entry = self._count
+        if entry == len(self._rows):
+            self._rows = np.concatenate([self._rows, np.zeros(entry, ROW)])
+        self._count = entry + 1
+        if tensor is None:
+            self._remark(entry, note)
+            return
+        try:
+            if (
+                type(tensor) not in _PLAIN
+                or _function_modes()
+                or not self._add_small(entry, tensor)
+            ):
+                with unseen():
+                    self._add_any(entry, tensor)
+        except NoValues as error:
+            self._drop(entry, str(error))
+        except Exception as error:
+            self._drop(entry, f"statistics failed: {type(error).__name__}: {error}")
+        if note:
+            self._remark(entry, note)
+
+    def take(self) -> Pending:
+        """Hand over all entries so far and begin anew. Quick."""
+        pending = Pending(
+            self._count,
+            self._rows,
+            self._overrides,
+            self._arena,
+            self._devices,
+            self._checksum,
+            self._spare,
+        )
+        self._count = 0
+        self._rows = np.zeros(_FIRST_ROWS, ROW)
+        self._overrides = {}
+        self._arena = self._spare.pop() if self._spare else Arena()
+        self._devices = {}
+        return pending
+
+    def _add_small(self, entry: int, tensor: torch.Tensor) -> bool:
+        """The common case, in as few calls as possible; False when the tensor is anything else."""
+        numeric = NUMERIC.get(tensor.dtype)
+        if numeric is None or not tensor.is_cpu:
+            return False
+        elements = tensor.numel()
+        if elements > SMALL_ELEMENTS:
+            return False
+        try:
+            if not tensor.is_contiguous() or tensor.is_neg():
+                return False
+            address = tensor.data_ptr()
+        except RuntimeError:  # no memory of its own: sparse, wrapped by a transform, ...
+            return False
+        if address < LOWEST_ADDRESS:
+            return False
+        self._arena.add(entry, numeric, address, elements)
+        if self._arena.used_bytes > self._limit:
+            self._arena.reduce(self._rows, self._overrides, self._checksum)
+        return True
+
+    def _add_any(self, entry: int, tensor: torch.Tensor) -> None:
+        while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            tensor = torch._C._functorch.get_unwrapped(tensor)
+        if tensor.is_meta:
+            raise NoValues("meta tensor")
+        if tensor.numel() == 0:
+            self._add_empty(entry)
+        elif not tensor.is_cpu:
+            self._add_on_device(entry, tensor)
+        elif tensor.layout is torch.strided and not has_memory(tensor):
+            raise NoValues("memory is not allocated")
+        else:
+            partial = self._measure(entry, tensor)
+            exact = write_partial(self._rows[entry], partial)
+            if exact:
+                self._override(entry, exact)
+            if self._checksum:
+                self._add_checksum(entry, tensor)
+
+    def _add_empty(self, entry: int) -> None:
+        self._rows[entry]["flags"] = _COUNTS_ONLY
+        if self._checksum == "md5":
+            self._rows[entry]["flags"] |= _CHECKSUM
+
+    def _add_on_device(self, entry: int, tensor: torch.Tensor) -> None:
+        if is_capturing(tensor):
+            raise NoValues("captured into a CUDA graph")
+        results = self._devices.get(tensor.device)
+        if results is None:
+            results = self._devices[tensor.device] = DeviceResults(tensor.device)
+        results.add(entry, tensor)
+        if self._checksum:
+            results.add_bytes(entry, tensor)
+
+    def _measure(self, entry: int, tensor: torch.Tensor) -> Partial:
+        numeric = NUMERIC.get(tensor.dtype)
+        if (
+            numeric is None
+            or tensor.layout is not torch.strided
+            or tensor.is_nested
+            or tensor.is_neg()
+        ):
+            return measure_special(tensor, self._measure_part)
+        partial = _measure_plain(tensor, numeric)
+        if numeric.name == "float64":
+            pieces = dense_pieces(logical_view(tensor, numeric.storage))
+            self._override(entry, scaled_overrides(partial, pieces, tensor.numel()))
+        return partial
+
+    def _measure_part(self, tensor: torch.Tensor) -> Partial:
+        return _measure_plain(tensor, NUMERIC[tensor.dtype])
+
+    def _add_checksum(self, entry: int, tensor: torch.Tensor) -> None:
+        values = values_of(tensor)
+        storage = np.dtype(f"V{values.element_size()}")
+        pieces = dense_pieces(logical_view(values, storage))
+        self._rows[entry]["checksum"] = CHECKSUMS[self._checksum](pieces)
+        self._rows[entry]["flags"] |= _CHECKSUM
+
+    def _drop(self, entry: int, note: str) -> None:
+        self._rows[entry] = np.zeros((), ROW)
+        self._overrides[entry] = {"note": note}
+
+    def _remark(self, entry: int, note: str) -> None:
+        if note:
+            self._override(entry, {"note": note})
+
+    def _override(self, entry: int, values: dict[str, object]) -> None:
+        if values:
+            self._overrides.setdefault(entry, {}).update(values)
+
+
+class Pending:
+    """Entries that were taken; `reduce` does the heavy part, on any thread and without the lock."""
+
+    def __init__(
+        self,
+        count: int,
+        rows: npt.NDArray[Any],
+        overrides: Overrides,
+        arena: Arena,
+        devices: dict[torch.device, DeviceResults],
+        checksum: str,
+        spare: deque[Arena],
+    ) -> None:
+        self.count = count
+        self._rows = rows
+        self._overrides = overrides
+        self._arena = arena
+        self._devices = [(results, results.finish()) for results in devices.values()]
+        self._checksum = checksum
+        self._spare = spare
+
+    def reduce(self) -> StatisticsColumns:
+        """The columns, one element an entry. Called once."""
+        self._arena.reduce(self._rows, self._overrides, self._checksum)
+        self._spare.append(self._arena)
+        for results, events in self._devices:
+            results.reduce(events, self._rows, self._overrides, self._checksum)
+        return columns_of(self._rows[: self.count], self._overrides)
+
+
+def _measure_plain(tensor: torch.Tensor, numeric: Numeric) -> Partial:
+    extents, repeats = extents_of(tensor)
+    view = strided_view(tensor.data_ptr(), numeric.storage, extents)
+    partial = measure_pieces(dense_pieces(view), numeric)
+    return repeated(partial, repeats) if repeats > 1 else partial
