@@ -28,7 +28,7 @@ class Config:
     pause_render_seconds: float = 5.0
     """The layout of an open step that was paused is written at most this often."""
     layout: str = "eager"
-    """"eager": dump.json as soon as a process ended a step; "on_demand": only by `rankscope export`."""
+    """"eager": dump.json as soon as a process ended a step; "on_demand": only when asked for."""
     layout_max_processes: int = 64
     """A run with more processes than this is not rendered eagerly."""
     max_message_bytes: int = 16 << 20
@@ -50,13 +50,13 @@ class Config:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> "Config":
-        """Each field from RANKSCOPE_SERVE_<FIELD IN CAPITALS> where that is set, else its default."""
+        """Each field from RANKSCOPE_SERVE_<FIELD IN CAPITALS> where set, else its default."""
         values: dict[str, object] = {}
         for field in fields(cls):
             name = f"RANKSCOPE_SERVE_{field.name.upper()}"
             if text := environ.get(name):
                 try:
-                    values[field.name] = type(field.default)(text)  # type: ignore[call-arg, arg-type, misc]
+                    values[field.name] = type(field.default)(text)  # type: ignore[misc]
                 except ValueError:
                     raise ConfigError(f"{name}: {text!r} is not a number") from None
         return cls(**values)  # type: ignore[arg-type]

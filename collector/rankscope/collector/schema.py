@@ -77,6 +77,7 @@ PROCESSES = pa.schema(
         ("process", pa.string()),
         ("revision", pa.int64()),
         ("instance", pa.string()),  # one launch of the job into this run
+        ("joined", pa.int64()),  # order of joining the run
         ("folder", pa.string()),  # rank{R}, proc{pid} or what keeps clashing ones apart
         ("rank", pa.int32()),
         ("rank_source", pa.string()),
@@ -118,7 +119,7 @@ STEPS = pa.schema(
         ("rank", pa.int32()),
         ("process", pa.string()),
         ("batch", pa.int64()),
-        ("event", pa.string()),  # begin, pause, end, skipped, dropped, sealed, left
+        ("event", pa.string()),  # begin, pause, end, skipped, dropped, refused, sealed, left
         (
             "events",
             pa.int64(),

@@ -1,0 +1,160 @@
+"""The thread that writes the layout and seals steps, so that no acknowledgement waits for it.
+
+Jobs are done in the order given, except that seals wait until nothing else is to be done: a script
+that ends waits for its dump.json, nobody waits for a seal.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rankscope.collector.jobs import (
+    Job,
+    Part,
+    RemoveFolders,
+    RenameFolder,
+    RenderStep,
+    SayFarewell,
+    SealStep,
+)
+from rankscope.collector.layout import Layout
+from rankscope.collector.render import Header, render
+from rankscope.collector.steps import Seal
+from rankscope.collector.store import RunStore
+
+log = logging.getLogger(__name__)
+
+
+class Reports(Protocol):
+    """Whom the finisher tells. Called in its thread."""
+
+    def sealed(self, seal: Seal, events: int) -> None:
+        """The step's files were replaced."""
+
+    def failed(self, job: RenderStep | SealStep, error: Exception) -> None:
+        """The job was not done."""
+
+    def farewell(self, process: str, folders: Sequence[str]) -> None:
+        """Everything of the process stands; folders relative to the run."""
+
+
+class Finisher(threading.Thread):
+    """Works off jobs until it is told to stop."""
+
+    def __init__(self, store: RunStore, layout: Layout, reports: Reports) -> None:
+        super().__init__(name="rankscope-finisher", daemon=True)
+        self._store, self._layout, self._reports = store, layout, reports
+        self._jobs: deque[Job] = deque()
+        self._seals: dict[int, SealStep] = {}
+        self._written: dict[str, set[tuple[int, str]]] = {}
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._busy = False
+
+    def add(self, jobs: Iterable[Job]) -> None:
+        """Give more to do."""
+        with self._changed:
+            for job in jobs:
+                if isinstance(job, SealStep):
+                    self._seals[job.seal.step] = job
+                elif not (isinstance(job, RenderStep) and self._merged(job)):
+                    self._jobs.append(job)
+            self._changed.notify()
+
+    def idle(self) -> bool:
+        """Whether nothing is left to do."""
+        with self._changed:
+            return not (self._busy or self._jobs or self._seals)
+
+    def stop(self) -> None:
+        """End after what is there to do; returns when done."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        self.join()
+
+    def run(self) -> None:
+        while (job := self._next()) is not None:
+            try:
+                self._do(job)
+            except Exception as error:
+                log.exception("%s failed", type(job).__name__)
+                if isinstance(job, RenderStep | SealStep):
+                    self._reports.failed(job, error)
+
+    def _merged(self, job: RenderStep) -> bool:
+        """Join a render with one of the same step that waits, if no folder changes in between."""
+        for index in range(len(self._jobs) - 1, -1, -1):
+            other = self._jobs[index]
+            if isinstance(other, RenameFolder | RemoveFolders):
+                return False
+            if isinstance(other, RenderStep) and other.step == job.step:
+                self._jobs[index] = replace(other, parts={**other.parts, **job.parts})
+                return True
+        return False
+
+    def _next(self) -> Job | None:
+        with self._changed:
+            self._busy = False
+            while not (self._jobs or self._seals):
+                if self._stopping:
+                    return None
+                self._changed.wait()
+            self._busy = True
+            if self._jobs:
+                return self._jobs.popleft()
+            return self._seals.pop(min(self._seals))
+
+    def _do(self, job: Job) -> None:
+        match job:
+            case RenderStep():
+                self._render(job)
+            case SealStep():
+                self._reports.sealed(job.seal, self._store.seal(job.seal.step, job.ranks))
+            case RenameFolder():
+                self._rename(job)
+            case RemoveFolders():
+                self._layout.remove(job.folders)
+            case SayFarewell():
+                folders = sorted(self._written.pop(job.process, ()))
+                self._reports.farewell(job.process, [f"step{s}/{folder}" for s, folder in folders])
+
+    def _render(self, job: RenderStep) -> None:
+        processes = list(job.parts)
+        nodes, records = self._store.read_step(job.step, processes)
+        stacks = self._store.stacks(processes)
+        for process, part in job.parts.items():
+            own = _of_process(records, process)
+            header = self._header(job.step, part, own)
+            documents = render(_of_process(nodes, process), own, stacks, header)
+            self._layout.write(job.step, part.folder, documents)
+            self._written.setdefault(process, set()).add((job.step, part.folder))
+
+    def _header(self, step: int, part: Part, records: pa.Table) -> Header:
+        data_dir = None
+        if part.task == "tensor" or records["data_name"].null_count < records.num_rows:
+            data_dir = str(self._layout.folder(step, part.folder) / "dump_tensor_data")
+        return Header(
+            task=part.task,
+            level=part.level,
+            summary_mode=part.summary_mode,
+            precision=part.precision,
+            extra_info=part.extra_info,
+            dump_data_dir=data_dir,
+        )
+
+    def _rename(self, job: RenameFolder) -> None:
+        self._layout.rename(job.old, job.new)
+        for process, folders in self._written.items():
+            renamed = {(step, job.new if name == job.old else name) for step, name in folders}
+            self._written[process] = renamed
+
+
+def _of_process(table: pa.Table, process: str) -> pa.Table:
+    return table.filter(pc.equal(table["process"], process))

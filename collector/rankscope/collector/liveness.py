@@ -1,0 +1,49 @@
+"""Whether a process of this host is provably gone."""
+
+import os
+import socket
+from pathlib import Path
+
+from rankscope.collector import spool_reader
+
+_TOLERANCE_SECONDS = 2.0
+
+
+def boot_id() -> str:
+    """Of this host's kernel; empty where it has none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def on_this_host(host: str, its_boot_id: str) -> bool:
+    """Whether a process that says so runs beside this one."""
+    return bool(its_boot_id) and its_boot_id == boot_id() and host == socket.gethostname()
+
+
+def start_time(pid: int) -> float | None:
+    """Seconds since the epoch, None when there is no such process here."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        lines = Path("/proc/stat").read_text().splitlines()
+    except OSError:
+        return None
+    if fields[0] in "ZX":
+        return None
+    boot = next(int(line.split()[1]) for line in lines if line.startswith("btime "))
+    return boot + int(fields[19]) / os.sysconf("SC_CLK_TCK")
+
+
+def is_gone(
+    host: str, its_boot_id: str, pid: int, started: float, spool: str, process: str
+) -> bool:
+    """True only when the process cannot come back: its spool's lock is free, or its pid is not its
+    own any more. A process of another host is never provably gone."""
+    if not on_this_host(host, its_boot_id):
+        return False
+    owned = spool_reader.is_owned(Path(spool), process) if spool else None
+    if owned is not None:
+        return not owned
+    now = start_time(pid)
+    return now is None or abs(now - started) > _TOLERANCE_SECONDS

@@ -1,0 +1,86 @@
+"""Between protobuf messages, table rows and what the state machines know."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from rankscope.collector.identity import Member, Process, State
+from rankscope.collector.steps import Seal
+from rankscope.v1 import collector_pb2 as pb
+
+Row = dict[str, Any]
+
+RECORDING = ("task", "level", "summary_mode", "precision", "extra_info")
+AXES = ("tp", "pp", "dp", "ep", "cp")
+
+
+def seal_of(row: Mapping[str, Any]) -> Seal:
+    return Seal(row["step"], frozenset(json.loads(row["expected"])), json.loads(row["missing"]))
+
+
+def member_of(row: Row, left: Mapping[str, str]) -> Member:
+    state = State(row["state"])
+    if state is State.LIVE and row["process"] in left:
+        state = State.LEFT
+    info = Process(
+        process=row["process"],
+        host=row["host"],
+        boot_id=row["boot_id"],
+        pid=row["pid"],
+        started=row["process_started"],
+        attempt=row["attempt"],
+        parent=row["parent_process"] or "",
+        run_key=row["run_key"],
+        rank=row["rank"],
+    )
+    return Member(info, row["instance"], row["joined"], row["folder"], state, row["clash"] or "")
+
+
+def process_of(hello: pb.Hello, rank: int | None) -> Process:
+    return Process(
+        process=hello.process_uuid,
+        host=hello.host,
+        boot_id=hello.boot_id,
+        pid=hello.pid,
+        started=hello.process_started,
+        attempt=hello.attempt,
+        parent=hello.parent_process_uuid,
+        run_key=hello.run_key,
+        rank=rank,
+        delivered_later=hello.delivered_later,
+    )
+
+
+def hello_columns(hello: pb.Hello) -> Row:
+    return {
+        "host": hello.host,
+        "boot_id": hello.boot_id,
+        "pid": hello.pid,
+        "process_started": hello.process_started,
+        "attempt": hello.attempt,
+        "parent_process": hello.parent_process_uuid or None,
+        "parent_pid": hello.parent_pid or None,
+        "device": hello.device or None,
+        "run_key": hello.run_key,
+        "versions": json.dumps(dict(sorted(hello.versions.items()))),
+        **recording_columns(hello.recording),
+    }
+
+
+def recording_columns(recording: pb.Recording) -> Row:
+    return {
+        **{name: getattr(recording, name) for name in RECORDING},
+        "config": recording.config_json or None,
+    }
+
+
+def rank_columns(rank: pb.Rank) -> Row:
+    coordinates = dict(sorted(rank.coordinates.items()))
+    return {
+        "rank_source": rank.source or None,
+        "world_size": rank.world_size or None,
+        "local_rank": rank.local_rank if rank.local_rank >= 0 else None,
+        "coordinates": json.dumps(coordinates),
+        "group": rank.group or None,
+        **{axis: coordinates.get(axis) for axis in AXES},
+    }
