@@ -1,4 +1,4 @@
-"""The folders msProbe users know: RUN/step{N}/rank{R}/ with dump.json, stack.json and construct.json.
+"""The folders msProbe users know: RUN/step{N}/rank{R}/ with dump.json and its companions.
 
 RUN holds step folders and nothing else, a step folder rank folders and nothing else: msProbe's
 tools refuse any other entry. So whatever is unfinished lies aside, in RUN.rankscope/tmp/ of the
@@ -15,17 +15,17 @@ from pathlib import Path
 DOCUMENTS = ("stack.json", "construct.json", "dump.json", "debug.json")  # in the order written
 
 _FOLDER = re.compile(
-    r"(?P<kind>rank|proc)(?P<number>\d{1,10})(?P<suffix>\.[A-Za-z0-9_][A-Za-z0-9_.-]{0,99})?"
+    r"(?P<kind>rank|proc)(?P<number>[0-9]{1,10})(?P<suffix>\.[A-Za-z0-9_][A-Za-z0-9_.-]{0,99})?"
 )
-_STEP = re.compile(r"step(\d{1,18})")
+_STEP = re.compile(r"step([0-9]{1,18})")
 
 
 def checked_folder(name: str) -> str:
     """The name if it is a plain rank{R} or proc{pid}, perhaps with a .suffix; else ValueError."""
     if not _FOLDER.fullmatch(name):
         raise ValueError(
-            f"folder name {name!r}: expected rank<number> or proc<number>, then nothing or a dot and "
-            "up to 100 letters, digits, '_', '.' or '-'"
+            f"folder name {name!r}: expected rank<number> or proc<number>, then nothing or "
+            "a dot and up to 100 letters, digits, '_', '.' or '-'"
         )
     return name
 
@@ -41,8 +41,8 @@ def folder_order(name: str) -> tuple[int, int, str]:
 class Layout:
     """The step folders of one run; safe to use from several threads and processes at once.
 
-    `aside` is where unfinished and removed things lie (default RUN.rankscope/tmp); it must be on the
-    same file system. Folder names are checked, whoever they come from.
+    `aside` is where unfinished and removed things lie (default RUN.rankscope/tmp), on the same file
+    system. Folder names are checked, whoever they come from.
     """
 
     def __init__(self, run_path: Path, aside: Path | None = None) -> None:
@@ -134,8 +134,10 @@ class Layout:
 
 
 def _again_if_gone(place: Callable[[], None]) -> None:
-    """Once more when the folder just made was taken away as empty by a `remove`."""
-    try:
-        place()
-    except FileNotFoundError:
-        place()
+    """Once more while the folder just made is taken away as empty by a `remove`."""
+    for _ in range(9):
+        try:
+            return place()
+        except FileNotFoundError:
+            continue
+    place()

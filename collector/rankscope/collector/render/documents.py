@@ -23,7 +23,7 @@ DEEPEST_INDENTED = 100
 
 NO_FRAMES = ["stack text was not received"]
 
-_EVENT_COLUMNS = ["seq", "record", "kind", "direction", "what", "structure", "stack", "parent"]
+EVENT_COLUMNS = ["seq", "record", "kind", "direction", "what", "structure", "stack", "parent"]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def render(
     `nodes` and `records` hold the rows of that process and step alone, in any order, with the
     columns of `schema`. ValueError names the event when rows of one are missing.
     """
-    nodes = columns.ordered(nodes, _EVENT_COLUMNS, ["seq"])
+    nodes = columns.ordered(nodes, EVENT_COLUMNS, ["seq"])
     records = columns.ordered(records, ["seq", "leaf", *leaves.COLUMNS], ["seq", "leaf"])
     events = _events(nodes, records)
     entries = leaves.entries(records, header.summary_mode, header.precision == "high")

@@ -1,0 +1,1 @@
+"""The sub-commands of `rankscope`, one typer function a file, each imported only when called."""

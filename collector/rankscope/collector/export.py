@@ -1,0 +1,126 @@
+"""Rendering msProbe's layout from the tables of a run, for any steps and ranks, at any time."""
+
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from .layout import Layout
+from .query import Run, folder_of
+from .render import Header, render
+from .render.documents import EVENT_COLUMNS
+from .render.leaves import COLUMNS as LEAF_COLUMNS
+
+_SPAN = re.compile(r"(\d+)(?:-(\d+))?")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Whole numbers in spans, both ends included; without spans every number is in."""
+
+    spans: tuple[tuple[int, int], ...] = ()
+
+    def __contains__(self, number: object) -> bool:
+        if not isinstance(number, int):
+            return not self.spans
+        return not self.spans or any(first <= number <= last for first, last in self.spans)
+
+    @staticmethod
+    def parse(text: str | None, name: str) -> "Selection":
+        """From "3-5" or "0,2,7-9"; ValueError names the option and what is allowed."""
+        spans = []
+        for item in text.split(",") if text is not None else ():
+            match = _SPAN.fullmatch(item.strip())
+            first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+            if first > last:
+                raise ValueError(
+                    f"{name} {text!r}: expected numbers and spans such as 3-5 or 0,2,7-9"
+                )
+            spans.append((first, last))
+        return Selection(tuple(spans))
+
+
+def export(
+    run: Run, to: Path, steps: Selection, ranks: Selection, instance: str | None = None
+) -> Iterator[Path]:
+    """Write the layout of a run into `to`, a new or empty folder, and yield each folder written.
+
+    One launch of the job is written: the named one, else the newest. Where two of its processes
+    share a folder in a step (a restarted rank), the later one stands there. ValueError says what is
+    wrong with a request.
+    """
+    to = Path(os.path.abspath(to))
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise ValueError(f"{to}: expected a new or an empty folder")
+    processes = [p for p in _launch(run, instance) if p["rank"] in ranks]
+    stacks = run.table("stacks", ["stack", "frames"])
+    frames = dict(zip(stacks["stack"].to_pylist(), stacks["frames"].to_pylist(), strict=True))
+    aside = to.parent / f".{to.name}.{uuid.uuid4().hex}"
+    layout = Layout(to, aside)
+    try:
+        for step in _steps(run, processes, steps):
+            yield from _export_step(run, layout, step, processes, frames)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def header(process: Mapping[str, Any], dump_data_dir: str | None) -> Header:
+    """The header of a process's documents, from its row in `processes`."""
+    return Header(
+        task=process["task"],
+        level=process["level"],
+        summary_mode=process["summary_mode"],
+        precision=process["precision"],
+        extra_info=bool(process["extra_info"]),
+        dump_data_dir=dump_data_dir,
+    )
+
+
+def _launch(run: Run, instance: str | None) -> list[dict[str, Any]]:
+    processes = run.processes().to_pylist()
+    names = list(dict.fromkeys(p["instance"] for p in processes))
+    if not names:
+        raise ValueError(f"run {run.name}: no process has been heard yet")
+    if instance is not None and instance not in names:
+        raise ValueError(f"launch {instance!r}: expected one of {', '.join(map(str, names))}")
+    chosen = instance if instance is not None else names[-1]
+    return [p for p in processes if p["instance"] == chosen]
+
+
+def _steps(run: Run, processes: Sequence[Mapping[str, Any]], steps: Selection) -> list[int]:
+    wanted = pc.field("process").isin([p["process"] for p in processes])
+    found = pc.unique(run.table("nodes", ["step"], wanted)["step"]).to_pylist()
+    return sorted(step for step in found if step in steps)
+
+
+def _export_step(
+    run: Run,
+    layout: Layout,
+    step: int,
+    processes: Sequence[Mapping[str, Any]],
+    frames: Mapping[int, Sequence[str]],
+) -> Iterator[Path]:
+    """All processes of a step from one read: finding one costs more than rendering it."""
+    here = pc.field("step") == step
+    nodes = run.table("nodes", ["process", *EVENT_COLUMNS], here)
+    records = run.table("records", ["process", "seq", "leaf", *LEAF_COLUMNS], here)
+    present = set(pc.unique(nodes["process"]).to_pylist())
+    by_folder = {folder_of(p): p for p in processes if p["process"] in present}
+    for folder, process in by_folder.items():
+        own_nodes, own_records = (_of(process["process"], table) for table in (nodes, records))
+        tensors = None
+        if own_records["data_name"].null_count < own_records.num_rows:
+            tensors = str(layout.folder(step, folder) / "dump_tensor_data")
+        documents = render(own_nodes, own_records, frames, header(process, tensors))
+        yield layout.write(step, folder, documents)
+
+
+def _of(process: str, table: pa.Table) -> pa.Table:
+    return table.filter(pc.equal(table["process"], process))
