@@ -1,0 +1,169 @@
+"""From the recording side into the spool: one batch per take, drops counted, nothing else lost."""
+
+import time
+
+from rankscope.agent.transport.config import TransportConfig
+from rankscope.agent.transport.results import BatchSource
+from rankscope.agent.transport.spool import DiskSpool, MemorySpool, Spool
+from rankscope.agent.transport.stream import LogFunction
+from rankscope.v1 import collector_pb2 as pb
+
+GOODBYE_RESERVE_BYTES = 1 << 20
+
+
+class Backlog:
+    """Takes, serializes and spools; only its owner's thread calls it, but for `set_hello`."""
+
+    def __init__(
+        self, config: TransportConfig, hello: pb.Hello, source: BatchSource, log: LogFunction
+    ) -> None:
+        self.hello = hello
+        self.spool: Spool | None = None
+        self.dropped_batches = 0
+        self.spooled_bytes = 0
+        self.waits_for_space = False
+        self._config = config
+        self._source = source
+        self._log = log
+        self._said: set[str] = set()
+        self._carried: pb.Batch | None = None
+
+    @property
+    def last_sequence(self) -> int:
+        return self.spool.last_sequence if self.spool is not None else 0
+
+    @property
+    def folder(self) -> str:
+        """Where the spool lies; empty: in memory, or not open."""
+        return str(self.spool.folder or "") if self.spool is not None else ""
+
+    def open(self) -> Spool:
+        """The spool, opened by the first call: in the best folder that works, else in memory."""
+        if self.spool is None:
+            self.spool = self._open_spool()
+            self.set_hello(self.hello)
+        return self.spool
+
+    def set_hello(self, hello: pb.Hello) -> None:
+        """Use this one for later streams and segments."""
+        copy = pb.Hello()
+        copy.CopyFrom(hello)
+        copy.spool_path = self.folder
+        self.hello = copy
+        if self.spool is not None:
+            self.spool.hello = copy.SerializeToString()
+
+    def take(self) -> None:
+        """One batch from the source into the spool; never raises for what the source does."""
+        self.open()
+        try:
+            batch = self._source.take()
+        except Exception as error:
+            self.say("error", f"records cannot be taken ({type(error).__name__}: {error})")
+            batch = None
+        batch = self._with_carried(batch)
+        if batch is not None:
+            self._keep(batch)
+
+    def add_goodbye(self, reason: str) -> None:
+        """The last batch; fits even into a full spool."""
+        batch = self._with_carried(pb.Batch(goodbye=pb.Goodbye(reason=reason)))
+        assert batch is not None
+        payload = batch.SerializeToString()
+        if self.open().append(payload, reserve=GOODBYE_RESERVE_BYTES):
+            self.spooled_bytes += len(payload)
+
+    def abandon(self) -> None:
+        """In a forked child."""
+        if self.spool is not None:
+            self.spool.abandon()
+        self.spool = None
+
+    def say(self, level: str, text: str) -> None:
+        """Log each text once."""
+        if text not in self._said and len(self._said) < 50:
+            self._said.add(text)
+            self._log(level, text)
+
+    def _open_spool(self) -> Spool:
+        config = self._config
+        problem = ""
+        for folder in dict.fromkeys((config.spool_folder(), config.fallback_folder())):
+            try:
+                return DiskSpool(
+                    folder,
+                    self.hello.process_uuid,
+                    self._hello_for(str(folder)),
+                    config.spool_limit_bytes,
+                    config.segment_bytes,
+                )
+            except OSError as error:
+                problem = f"{folder}: {error.strerror or error}"
+        self.say(
+            "warning",
+            f"no spool on disk ({problem}): records not yet at a collector are kept in memory, up "
+            f"to {config.memory_limit_bytes >> 20} MiB, and are lost when this process is killed",
+        )
+        return MemorySpool(self.hello.SerializeToString(), config.memory_limit_bytes)
+
+    def _hello_for(self, folder: str) -> bytes:
+        hello = pb.Hello()
+        hello.CopyFrom(self.hello)
+        hello.spool_path = folder
+        return hello.SerializeToString()
+
+    def _keep(self, batch: pb.Batch) -> None:
+        payload = batch.SerializeToString()
+        if len(payload) > self._config.max_batch_bytes:
+            self._drop(batch, "too_large")
+        elif self._append(payload):
+            self.spooled_bytes += len(payload)
+        else:
+            self._drop(batch, "spool_full")
+
+    def _append(self, payload: bytes) -> bool:
+        spool = self.open()
+        if spool.append(payload):
+            return True
+        if self._config.on_full != "block":
+            return False
+        deadline = time.monotonic() + self._config.block_seconds
+        self.waits_for_space = True
+        try:
+            while time.monotonic() < deadline:
+                time.sleep(0.01)
+                if spool.append(payload):
+                    return True
+        finally:
+            self.waits_for_space = False
+        return False
+
+    def _drop(self, batch: pb.Batch, reason: str) -> None:
+        self.dropped_batches += 1
+        if reason == "spool_full":
+            where = self.folder or "memory"
+            self.say("warning", f"the spool in {where} is full: records are dropped and counted")
+        else:
+            self.say("warning", f"a batch of {batch.ByteSize()} bytes is too large and was dropped")
+        self._carried = _without_events(batch)
+        try:
+            self._source.lost(batch, reason)
+        except Exception as error:
+            self.say("error", f"a loss was not counted ({type(error).__name__}: {error})")
+
+    def _with_carried(self, batch: pb.Batch | None) -> pb.Batch | None:
+        carried, self._carried = self._carried, None
+        if carried is None:
+            return batch
+        if batch is not None:
+            carried.MergeFrom(batch)  # repeated fields in order, the newer rank and recording win
+        return carried
+
+
+def _without_events(batch: pb.Batch) -> pb.Batch | None:
+    """What a lost batch said besides its events."""
+    kept = pb.Batch(steps=batch.steps, drops=batch.drops)
+    for name in ("rank", "recording", "goodbye"):
+        if batch.HasField(name):
+            getattr(kept, name).CopyFrom(getattr(batch, name))
+    return kept if kept.ByteSize() else None

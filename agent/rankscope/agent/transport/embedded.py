@@ -1,0 +1,189 @@
+"""The collector of a dump path on this host: found by its port file, started when there is none.
+
+Any number of ranks may look at once: one of them starts it under a lock, the others wait for the
+port file. Should two still start one, the collector's own lock lets one live.
+"""
+
+import fcntl
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rankscope.agent.transport.config import sidecar_of
+from rankscope.agent.transport.stream import LogFunction
+
+COLLECTOR_MODULE = "rankscope.collector.embedded"
+START_PATIENCE_SECONDS = 20.0
+MAX_STARTS = 3
+# They concern the training script's interpreter and would change or break the collector's.
+DROPPED_VARIABLES = (
+    "PYTHONSTARTUP",
+    "PYTHONINSPECT",
+    "PYTHONWARNINGS",
+    "PYTHONPROFILEIMPORTTIME",
+    "PYTHONTRACEMALLOC",
+)
+
+
+class EmbeddedCollector:
+    """Locator of the one collector per host and RUN."""
+
+    def __init__(self, run_path: Path, log: LogFunction) -> None:
+        self.starting = True
+        self._run_path = run_path
+        self._sidecar = sidecar_of(run_path)
+        self._log = log
+        self._starts = 0
+        self._process: _Collector | None = None
+        self._started_at = 0.0
+        self._lock_fd = -1
+        self._given_up = False
+
+    def locate(self, needed: bool) -> str | None:
+        """Never blocks; starts a collector when `needed` and none lives."""
+        port = read_port_file(self._sidecar / "port")
+        if port is not None:
+            self._release_start()
+            self.starting = False
+            return str(port["address"])
+        if self._given_up or not needed:
+            self.starting = False
+            return None
+        self.starting = True
+        if not self._is_being_started():
+            self._start()
+        return None
+
+    def failed(self) -> None:
+        """The port file is read again each time: nothing to remember."""
+
+    def _is_being_started(self) -> bool:
+        process = self._process
+        if process is None:
+            return False
+        if process.poll() is None and time.monotonic() - self._started_at < START_PATIENCE_SECONDS:
+            return True
+        if process.returncode == 0 and time.monotonic() - self._started_at < 2.0:
+            return True  # it lost the election: the winner's port file is about to appear
+        self._process = None
+        self._release_start()
+        return False
+
+    def _start(self) -> None:
+        if reason := self._why_impossible():
+            self._give_up(reason)
+        elif self._starts >= MAX_STARTS:
+            log_file = self._sidecar / "collector.log"
+            self._give_up(f"the collector for {self._run_path} does not start: see {log_file}")
+        elif self._claim_start():
+            self._starts += 1
+            self._started_at = time.monotonic()
+            try:
+                self._process = spawn_collector(self._run_path)
+            except (OSError, RuntimeError) as error:
+                self._give_up(f"the collector for {self._run_path} cannot be started: {error}")
+
+    def _why_impossible(self) -> str:
+        missing = missing_libraries()
+        if missing:
+            return (
+                f"no collector is set and none can be started here ({', '.join(missing)} is "
+                "missing): pip install 'rankscope[collector]', or set RANKSCOPE_COLLECTOR=host:port"
+            )
+        if not sys.executable:
+            return "no collector is set and sys.executable, which would run one, is not known"
+        return ""
+
+    def _give_up(self, reason: str) -> None:
+        self._given_up = True
+        self.starting = False
+        self._release_start()
+        self._log("warning", f"{reason}; records are only kept in the spool")
+
+    def _claim_start(self) -> bool:
+        """One process of all that look starts the collector; held until it can be reached."""
+        if self._lock_fd >= 0:
+            return True
+        try:
+            self._sidecar.mkdir(parents=True, exist_ok=True)
+            fd = os.open(self._sidecar / "start.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            self._give_up(f"{self._sidecar} cannot be used: {error}")
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return False
+        except OSError:  # a file system without locks: the collector's own election decides
+            pass
+        self._lock_fd = fd
+        return True
+
+    def _release_start(self) -> None:
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+
+class _Collector(subprocess.Popen[bytes]):
+    """A child that outlives this process on purpose, so without the warning about it."""
+
+    def __del__(self, *_: Any) -> None:
+        pass
+
+
+def spawn_collector(run_path: Path) -> _Collector:
+    """Start a collector in a session of its own; it gets only this process's environment."""
+    environment = {name: os.environ[name] for name in os.environ if name not in DROPPED_VARIABLES}
+    with open(sidecar_of(run_path) / "collector.log", "ab") as log_file:
+        return _Collector(
+            [sys.executable, "-m", COLLECTOR_MODULE, "--run", os.fspath(run_path)],
+            stdin=subprocess.DEVNULL,
+            stdout=log_file,
+            stderr=log_file,
+            close_fds=True,
+            start_new_session=True,
+            cwd="/",  # `-m` puts the folder first on sys.path: not the script's
+            env=environment,
+        )
+
+
+def read_port_file(path: Path) -> dict[str, Any] | None:
+    """What a living collector of this boot wrote there (address, pid, boot_id, collector_id)."""
+    try:
+        port = json.loads(path.read_text())
+        if port["boot_id"] != boot_id() or not port["address"]:
+            return None
+        os.kill(int(port["pid"]), 0)
+    except PermissionError:  # it lives, under another user
+        return dict(port)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return dict(port)
+
+
+def missing_libraries() -> list[str]:
+    """What an embedded collector needs and this environment lacks; imports none of it."""
+    missing = []
+    for module in ("pyarrow", "deltalake", COLLECTOR_MODULE):
+        try:
+            found = importlib.util.find_spec(module)
+        except ImportError:
+            found = None
+        if found is None:
+            missing.append(module)
+    return missing
+
+
+def boot_id() -> str:
+    """Of the running kernel; empty where there is none to read."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""

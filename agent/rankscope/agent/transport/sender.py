@@ -1,0 +1,353 @@
+"""Keeps one stream to a collector: one thread, one channel, one call after the other.
+
+`TransportConfig` bounds every wait. Nothing raised in here leaves its thread, and gRPC prints
+nothing into the user's output.
+"""
+
+import os
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rankscope.agent.transport.config import TransportConfig
+from rankscope.agent.transport.spool import Outbox
+from rankscope.agent.transport.stream import LogFunction, Stream
+from rankscope.v1 import collector_pb2 as pb
+
+if TYPE_CHECKING:
+    import grpc
+
+MESSAGE_LIMIT_BYTES = 16 << 20
+REFUSED_PAUSE_SECONDS = 10.0
+
+
+class Locator(Protocol):
+    """Where the collector is."""
+
+    starting: bool
+    """A collector is on its way: an exit may wait for it."""
+
+    def locate(self, needed: bool) -> str | None:
+        """An address to try, None when there is none now; `needed`: something waits to be sent."""
+
+    def failed(self) -> None:
+        """The address of the last `locate` did not answer or broke off."""
+
+
+class FixedAddresses:
+    """Addresses from the configuration, each tried in turn."""
+
+    starting = False
+
+    def __init__(self, addresses: tuple[str, ...]) -> None:
+        self._addresses = addresses
+        self._index = 0
+
+    def locate(self, needed: bool) -> str | None:
+        return self._addresses[self._index % len(self._addresses)]
+
+    def failed(self) -> None:
+        self._index += 1
+
+
+class Sender:
+    """Delivers an outbox, reconnecting as long as it lives; also the listener of its streams."""
+
+    def __init__(
+        self,
+        config: TransportConfig,
+        outbox: Outbox,
+        hello: Callable[[], pb.Hello],
+        locator: Locator,
+        log: LogFunction,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`changed` is called from the sender's thread when something was acknowledged or said."""
+        self.acked_sequence = 0
+        self.welcome: pb.Welcome | None = None
+        """The newest one; None: no collector ever answered."""
+        self.goodbye_answer: pb.Farewell | None = None
+        self.connected = False
+        self.address = ""
+        self._sent_batches = 0
+        self._sent_bytes = 0
+        self.refused_batches = 0
+        self.last_problem = ""
+        self._config = config
+        self._outbox = outbox
+        self._hello = hello
+        self._locator = locator
+        self._log = log
+        self._tell = changed
+        self._said: set[str] = set()
+        self._refused: set[int] = set()
+        self._stopping = threading.Event()
+        self._attempts = 0  # since something new was acknowledged
+        self._cut = False  # the channel is to be closed with its call
+        self._began: float | None = None
+        self._channel: grpc.Channel | None = None
+        self._channel_address = ""
+        self._stream: Stream | None = None
+        self._call: Any = None
+        self._thread: threading.Thread | None = None
+
+    # ------------------------------------------------------------------ for the owner's thread
+
+    def start(self) -> None:
+        """Begin to deliver; returns at once. Raises RuntimeError when no thread can be started."""
+        thread = threading.Thread(target=self._run, name="rankscope-stream", daemon=True)
+        thread.start()
+        self._thread = thread
+
+    def nudge(self) -> None:
+        """The outbox has grown."""
+        if stream := self._stream:
+            stream.nudge()
+
+    def tick(self) -> None:
+        """Call a few times a second: gives up what hangs, says once when nobody answers."""
+        now = time.monotonic()
+        waited = now - self._began if self._began is not None else 0.0
+        if self.welcome is None and waited > self._config.connect_notice_seconds:
+            self._say_unreachable()
+        stream, call = self._stream, self._call
+        if stream is None or call is None:
+            return
+        reason = stream.overdue(now)
+        if reason is None and stream.welcome is None and now - stream.started > self._patience():
+            reason = "no answer"
+        if reason is not None:
+            self.last_problem = reason
+            self._drop_channel_after(call)
+
+    def stop(self, timeout_seconds: float) -> None:
+        """End the stream in order if there is time, else cut it; the thread is gone or harmless."""
+        self._stopping.set()
+        if stream := self._stream:
+            stream.finish()
+        if self._thread is not None:
+            if self.connected:
+                self._thread.join(timeout_seconds)
+            if call := self._call:
+                call.cancel()
+                self._thread.join(0.2)
+        self._close_channel()
+
+    @property
+    def backlog(self) -> int:
+        """Batches that are not acknowledged."""
+        return self._outbox.last_sequence - self.acked_sequence
+
+    @property
+    def sent(self) -> tuple[int, int]:
+        """(batches, bytes) handed to gRPC, repeats included."""
+        stream = self._stream
+        if stream is None:
+            return self._sent_batches, self._sent_bytes
+        return self._sent_batches + stream.sent_batches, self._sent_bytes + stream.sent_bytes
+
+    # ------------------------------------------------------------------ the sender's thread
+
+    def _run(self) -> None:
+        self._began = time.monotonic()
+        while not self._stopping.is_set():
+            pause = self._config.backoff_seconds
+            try:
+                pause = self._attempt()
+            except Exception as error:
+                self._say("error", "attempt", f"cannot stream ({type(error).__name__}: {error})")
+                self.last_problem = f"{type(error).__name__}: {error}"
+                self._attempts += 1
+                pause = self._backoff()
+            finally:
+                self.connected = False
+            self._stopping.wait(pause)
+
+    def _attempt(self) -> float:
+        """One stream from its hello to its end; returns how long to wait before the next."""
+        address = self._locator.locate(needed=self.backlog > 0 or self.welcome is None)
+        if address is None:
+            return 0.05 if self._locator.starting else self._config.max_backoff_seconds / 4
+        self.address = address
+        stream = Stream(self._config, self._hello(), self._outbox, self)
+        stub = self._stub(address)
+        self._attempts += 1
+        self._call = call = stub.Collect(stream.requests(), wait_for_ready=True)
+        self._stream = stream
+        try:
+            self._listen(stream, call)
+        finally:
+            stream.finish()
+            self._stream = self._call = None
+            self._sent_batches += stream.sent_batches
+            self._sent_bytes += stream.sent_bytes
+            if not self._stopping.is_set():
+                self._locator.failed()
+        return max(stream.retry_after_seconds, self._backoff())
+
+    def _listen(self, stream: Stream, call: Any) -> None:
+        import grpc
+
+        if self._stopping.is_set():
+            call.cancel()
+        try:
+            for message in call:
+                stream.hear(message)
+        except grpc.RpcError as error:
+            code, detail = call.code(), (call.details() or "").split("\n")[0]
+            if code is not grpc.StatusCode.CANCELLED:
+                self.last_problem = f"{code.name}: {detail}"
+                self._say_broken(code, error)
+            if self._cut:
+                self._close_channel()
+
+    def _stub(self, address: str) -> Any:
+        grpc = load_grpc(self._log)
+        from rankscope.v1 import collector_pb2_grpc
+
+        if self._channel is None or self._channel_address != address:
+            self._close_channel()
+            self._channel = grpc.insecure_channel(address, options=self._options())
+            self._channel_address = address
+        self._cut = False
+        return collector_pb2_grpc.CollectorStub(self._channel)
+
+    def _options(self) -> list[tuple[str, int]]:
+        longest = max(int(self._config.max_backoff_seconds * 1000), 100)
+        return [
+            ("grpc.enable_http_proxy", 0),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.min_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", longest),
+            ("grpc.keepalive_time_ms", 30_000),
+            ("grpc.keepalive_timeout_ms", 20_000),
+            ("grpc.http2.ping_timeout_ms", 20_000),
+            ("grpc.max_send_message_length", MESSAGE_LIMIT_BYTES),
+            ("grpc.max_receive_message_length", MESSAGE_LIMIT_BYTES),
+        ]
+
+    def _close_channel(self) -> None:
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.close()
+
+    def _drop_channel_after(self, call: Any) -> None:
+        """A peer that hangs keeps its connection: only a new channel makes a new one."""
+        self._cut = True
+        call.cancel()
+
+    def _backoff(self) -> float:
+        longest = self._config.backoff_seconds * 2.0 ** min(self._attempts, 16)
+        longest = min(longest, self._config.max_backoff_seconds)
+        return random.uniform(longest / 2, longest)
+
+    def _patience(self) -> float:
+        """How long a collector may take to answer a hello, growing with each round of addresses."""
+        rounds = self._attempts // max(len(self._config.collector), 1)
+        growing = self._config.connect_notice_seconds * 2.0 ** min(rounds, 10)
+        if len(self._config.collector) == 1:
+            growing = self._config.ack_timeout_seconds
+        return min(growing, self._config.ack_timeout_seconds)
+
+    # ------------------------------------------------------------------ what the collector says
+
+    def welcomed(self, welcome: pb.Welcome) -> None:
+        if welcome.durable_sequence < self.acked_sequence:
+            self._say(
+                "warning",
+                "behind",
+                f"the collector at {self.address} has batches up to {welcome.durable_sequence}, "
+                f"but up to {self.acked_sequence} were acknowledged before: its store was replaced",
+            )
+        self.welcome = welcome
+        self.connected = True
+        self._tell()
+
+    def acknowledged(self, sequence: int) -> None:
+        if sequence > self.acked_sequence:
+            self.acked_sequence = sequence
+            self._attempts = 0
+        self._skip_refused()
+        self._outbox.acknowledge(self.acked_sequence)
+        self._tell()
+
+    def refused(self, sequence: int, message: str) -> None:
+        self.refused_batches += sequence not in self._refused
+        self._refused.add(sequence)
+        self._say("error", "refused", f"the collector refused a batch: {message}")
+        self.acknowledged(0)
+
+    def _skip_refused(self) -> None:
+        while self.acked_sequence + 1 in self._refused:
+            self._refused.discard(self.acked_sequence + 1)
+            self.acked_sequence += 1
+
+    def troubled(self, problem: pb.Problem) -> None:
+        name = pb.Problem.Code.Name(problem.code)
+        self.last_problem = f"{name}: {problem.message}"
+        if problem.code != pb.Problem.SEQUENCE_GAP:
+            self._say("warning", name, f"the collector at {self.address} says {self.last_problem}")
+        hopeless = problem.code in (pb.Problem.REFUSED, pb.Problem.INVALID)
+        if hopeless and problem.closes_stream and self._stream is not None:
+            pause = max(problem.retry_after_seconds, REFUSED_PAUSE_SECONDS)
+            self._stream.retry_after_seconds = pause
+
+    def farewell(self, farewell: pb.Farewell) -> None:
+        self.goodbye_answer = farewell
+        self._tell()
+
+    def noticed(self, notice: pb.Notice) -> None:
+        self._say(notice.level or "info", "notice:" + notice.text, notice.text)
+
+    # ------------------------------------------------------------------ what the user is told
+
+    def _say_unreachable(self) -> None:
+        if self.address:
+            where = ", ".join(self._config.collector) or self.address
+            why = f" ({self.last_problem})" if self.last_problem else ""
+            kept = self._kept()
+            self._say("warning", "unreachable", f"no collector answers at {where}{why}; {kept}")
+
+    def _say_broken(self, code: Any, error: Exception) -> None:
+        if self.welcome is not None and not self._stopping.is_set():
+            text = f"lost the collector at {self.address} ({code.name}); {self._kept()}"
+            self._say("warning", "broken", text)
+
+    def _kept(self) -> str:
+        folder = getattr(self._outbox, "folder", None)
+        return f"records wait in {folder or 'memory'} and are sent when one does"
+
+    def _say(self, level: str, key: str, text: str) -> None:
+        """Each key once; a bounded number of keys, so that a chatty collector cannot fill a log."""
+        if key not in self._said and len(self._said) < 50:
+            self._said.add(key)
+            self._log(level, text)
+
+
+def load_grpc(log: LogFunction) -> Any:
+    """Import gRPC so that forks of this process stay harmless and nothing is printed; once."""
+    fork_support = os.environ.get("GRPC_ENABLE_FORK_SUPPORT", "").lower()
+    if "grpc" in sys.modules and fork_support not in ("0", "false", "no", "off"):
+        _warn_about_fork(log)
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    import grpc
+
+    return grpc
+
+
+_warned_about_fork = False
+
+
+def _warn_about_fork(log: LogFunction) -> None:
+    global _warned_about_fork
+    if not _warned_about_fork:
+        _warned_about_fork = True
+        log(
+            "warning",
+            "grpc was imported before the debugger started: set GRPC_ENABLE_FORK_SUPPORT=0 in the "
+            "environment, else forks (DataLoader workers) may be slow, print messages or hang",
+        )
