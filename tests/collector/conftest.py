@@ -80,9 +80,9 @@ class Store:
     def process(self, process, rank=0, revision=0, **columns):
         """What is known about a process; a later revision counts."""
         row = {"process": process, "revision": revision, "rank": rank, "instance": "launch-1"}
-        row |= {"folder": f"rank{rank}", "host": "node1", "pid": 100 + rank, "state": "live"}
+        row |= {"folder": f"rank{rank}", "host": "node1", "pid": 100, "state": "live"}
         row |= {"task": "statistics", "level": "L1", "summary_mode": "statistics"}
-        row |= {"precision": "low", "extra_info": True, "time": 1000.0 + rank + revision}
+        row |= {"precision": "low", "extra_info": True, "time": 1000.0 + (rank or 0) + revision}
         self.add("processes", [row | columns])
 
     def events(self, events):

@@ -100,8 +100,9 @@ class Run:
 
     def _sql(self, statement: str) -> pa.Table:
         with self.connection() as connection:
-            connection.execute(statement)
-            return connection.to_arrow_table()
+            relation = connection.sql(statement)
+            # A statement without rows (COPY, SET) has no relation.
+            return pa.table({}) if relation is None else relation.to_arrow_table()
 
 
 def open_run(path: Path | str) -> Run:
