@@ -1,7 +1,7 @@
 """From the bytes of a batch to Arrow tables, column by column, believing nothing the bytes say.
 
 Every length, id and enum number is checked with numpy before Arrow sees it, because Arrow believes
-what it is told. No Python object is made per row: leaves are expanded from their outlines by gather.
+what it is told. No Python object is made per row: leaves are gathered from their outlines.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """The tables of a run, one list of columns each.
 
-Fixed when a table is made, so every column foreseen is here. Delta Lake types only (signed integers,
-no float16, no duration). `step` partitions records and nodes.
+Fixed when a table is made, so every column foreseen is here. Delta Lake types only (signed
+integers, no float16, no duration). `step` partitions records and nodes.
 """
 
 import pyarrow as pa
