@@ -11,11 +11,15 @@ FLUSH_SECONDS = 1.0
 Restore = Callable[[], None]
 
 
-def install(flush: Callable[[float], object]) -> Restore:
+def install(
+    flush: Callable[[float], object],
+    defer: Callable[[Callable[[], None]], bool] = lambda action: False,
+) -> Restore:
     """On SIGTERM call `flush(1.0)`, then die of the signal as before: the exit status stays.
 
-    Only in the main thread and only where nobody handles the signal; else nothing is done. Returns
-    what takes the handler off again, unless somebody replaced it.
+    `defer(action)` returns True when the interrupted code holds what the flush needs; it then runs `action`, which
+    raises the signal again, as soon as it is done. Only in the main thread and only where nobody handles the signal; else
+    nothing is done. Returns what takes the handler off again, unless somebody replaced it.
     """
     if threading.current_thread() is not threading.main_thread():
         return _nothing
@@ -23,6 +27,8 @@ def install(flush: Callable[[float], object]) -> Restore:
         return _nothing
 
     def handle(number: int, frame: FrameType | None) -> None:
+        if defer(lambda: os.kill(os.getpid(), number)):
+            return
         signal.signal(number, signal.SIG_DFL)
         try:
             flush(FLUSH_SECONDS)

@@ -1,0 +1,273 @@
+"""One process's recording from the first start() to the end: step filter, taps on and off, rank, transport."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import uuid
+import weakref
+from typing import Any
+
+import torch
+from torch import nn
+
+from rankscope.agent import hello as hello_message
+from rankscope.agent import identity
+from rankscope.agent.apis import ApiTable
+from rankscope.agent.config import Config
+from rankscope.agent.coordinates import coordinates
+from rankscope.agent.errors import UsageError
+from rankscope.agent.log import log
+from rankscope.agent.recorder import Recorder
+from rankscope.agent.session import Session
+from rankscope.agent.taps import Taps
+from rankscope.agent.taps.modules import Model
+from rankscope.agent.taps.tokens import TokenRange, check_token_range
+from rankscope.agent.transport import Transport, TransportConfig, signals
+from rankscope.v1 import collector_pb2 as pb
+
+#: Rank sources that a later look cannot better.
+_FINAL = ("rank_id", "RANKSCOPE_RANK_ID", "process_group")
+
+
+class Recording:
+    """What the debugger's calls act on. Its methods are called by the script's threads, one at a time."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._recorder = Recorder("" if config.summary_mode == "statistics" else config.summary_mode)
+        self._session = Session(config, ApiTable.load(), self._recorder)
+        self._taps = Taps(self._session)
+        self._lock = threading.RLock()
+        self._started = False  # between the script's start() and stop()
+        self._said: set[str] = set()
+        self._closed = False
+        self._rank_id: int | None = None
+        self._rank: pb.Rank | None = None
+        self._transport: Transport | None = None
+        self._tokens: TokenRange | None = None
+        _recordings.add(self)
+
+    # --------------------------------------------------------------------------------------- the script's calls
+
+    def start(
+        self, model: Model | None, token_range: list[int] | None, rank_id: int | None
+    ) -> None:
+        self._check_start(model, token_range)
+        with self._lock:
+            if self._closed or self._is_past_last_step():
+                return
+            if self._transport is None:
+                self._rank_id = rank_id
+            self._learn_rank()
+            if not self._wants_step():
+                return
+            self._begin()
+            self._started = True
+            if model is not None and self._session.watches_modules:
+                self._taps.watch(model)
+            self._taps.start()
+            if token_range is not None:
+                self._tokens = TokenRange(self._session, model, *token_range)
+
+    def stop(self) -> None:
+        with self._lock:
+            if not self._started:
+                return
+            self._started = False
+            self._pause()
+            self._recorder.step_event(self._session.step, pb.StepEvent.PAUSE)
+            self._wake()
+
+    def end_step(self) -> None:
+        with self._lock:
+            session = self._session
+            if session.recording_step:
+                self._taps.end_step()
+                session.recording_step = False
+                self._recorder.step_event(session.step, pb.StepEvent.END)
+                self._wake()
+            session.clear_step()
+            session.step += 1
+            if self._started:  # step() without stop(): recording goes on in the next step, if that is wanted
+                if self._wants_step():
+                    self._begin()
+                else:
+                    self._started = False
+                    self._pause()
+
+    def close(self, reason: str, timeout_seconds: float | None = None) -> None:
+        """The process ends: flush within the deadline, say goodbye. Safe to call twice and at any time."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._pause()
+            transport = self._transport
+        if transport is not None:
+            self._update_rank()
+            transport.close(reason, timeout_seconds or self._config.exit_seconds)
+
+    # ------------------------------------------------------------------------------------------ step and filters
+
+    def _check_start(self, model: Model | None, token_range: list[int] | None) -> None:
+        roots = model if isinstance(model, list | tuple) else [model]
+        if model is not None and not all(isinstance(root, nn.Module) for root in roots):
+            raise UsageError(
+                f"start(model={type(model).__name__}): model must be a torch.nn.Module, or a list or tuple of them"
+            )
+        if model is None and self._session.watches_modules:
+            raise UsageError(
+                f"start() needs the model at level {self._config.level}: start(model=net)"
+            )
+        if token_range is not None:
+            check_token_range(model, token_range)
+
+    def _wants_step(self) -> bool:
+        """Whether the filters let this process record the current step; says so where they do not."""
+        config, session = self._config, self._session
+        if config.steps is not None and session.step not in config.steps:
+            self._skip("step")
+            return False
+        if config.ranks is not None:
+            rank = self._rank.rank if self._rank is not None else None
+            if rank is None:
+                self._say_once(
+                    "warning",
+                    "nothing is recorded: config.json selects ranks "
+                    f"{sorted(config.ranks)} and this process does not know its rank; "
+                    "start after init_process_group, or pass start(rank_id=...)",
+                )
+            if rank not in config.ranks:
+                self._skip("rank")
+                return False
+        return True
+
+    def _is_past_last_step(self) -> bool:
+        steps = self._config.steps
+        if not steps or self._session.step <= max(steps):
+            return False
+        self._say_once("info", f"the last selected step, {max(steps)}, is over; recording has ended")
+        return True
+
+    def _skip(self, reason: str) -> None:
+        if self._transport is not None or reason == "rank":
+            self._recorder.step_event(self._session.step, pb.StepEvent.SKIPPED, reason)
+
+    def _begin(self) -> None:
+        session = self._session
+        if self._transport is None:
+            self._connect()
+        if not session.recording_step:
+            session.recording_step = True
+            self._recorder.step_event(session.step, pb.StepEvent.BEGIN)
+        session.running = True
+
+    def _pause(self) -> None:
+        self._session.running = False
+        self._taps.stop()
+        if self._tokens is not None:
+            self._tokens.remove()
+            self._tokens = None
+
+    def _say_once(self, level: str, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            log(level, text)
+
+    # ------------------------------------------------------------------------------------- identity and transport
+
+    def _connect(self) -> None:
+        transport_config = TransportConfig.from_mapping(vars(self._config))
+        process_uuid = uuid.uuid4().hex
+        hello = hello_message.hello(
+            self._config,
+            process_uuid,
+            rank=self._rank,
+            device=_device(),
+            spool_path=transport_config.spool_folder(),
+        )
+        identity.announce_to_children(process_uuid)
+        self._transport = Transport(transport_config, hello, _Source(self), log)
+        self._transport.start()
+        signals.install(self._flush_on_signal, self._recorder.when_free)
+
+    def _flush_on_signal(self, seconds: float) -> None:
+        self._session.running = False
+        if self._transport is not None:
+            self._transport.close("signal", seconds)
+
+    def _wake(self) -> None:
+        if self._transport is not None:
+            self._transport.wake()
+
+    def _learn_rank(self) -> None:
+        """Look for the rank until a final source has told it; on the script's thread, between taps."""
+        if self._rank is not None and self._rank.source in _FINAL:
+            return
+        claim = identity.find_rank(self._rank_id, identity.group_rank(), os.environ)
+        if claim is not None:
+            self._take_rank(hello_message.rank_message(claim, coordinates()))
+
+    def _update_rank(self) -> None:
+        """The same from the transport's thread: only the process group can be news."""
+        if self._rank is not None and self._rank.source in _FINAL:
+            return
+        claim = identity.group_rank()
+        if claim is not None:
+            self._take_rank(hello_message.rank_message(claim, {}))
+
+    def _take_rank(self, rank: pb.Rank) -> None:
+        if rank != self._rank:
+            self._rank = rank
+            if self._transport is not None:
+                self._recorder.rank_learned(rank)
+
+    def abandon_after_fork(self) -> None:
+        """In a forked child: it records nothing and owns nothing of the parent's."""
+        self._closed = True
+        self._lock = threading.RLock()
+        self._recorder.lock = threading.RLock()
+        self._session.running = False
+        self._taps.stop()
+        if self._transport is not None:
+            self._transport.abandon_after_fork()
+
+
+class _Source:
+    """What the transport takes batches from."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+
+    def take(self) -> pb.Batch | None:
+        self._recording._update_rank()
+        return self._recording._recorder.take()
+
+    def lost(self, batch: pb.Batch, reason: str) -> None:
+        self._recording._recorder.lost(batch, reason)
+
+
+def _device() -> str:
+    """The accelerator this process has chosen so far, without creating a context on one."""
+    try:
+        accelerator = torch.accelerator.current_accelerator()
+        if accelerator is None:
+            return "cpu"
+        return f"{accelerator.type}:{torch.accelerator.current_device_index()}"
+    except (AttributeError, RuntimeError):
+        return ""
+
+
+_recordings: weakref.WeakSet[Recording] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for recording in list(_recordings):
+        recording.abandon_after_fork()
+
+
+if hasattr(os, "register_at_fork") and "rankscope.agent.recording" in sys.modules:
+    os.register_at_fork(after_in_child=_after_fork)
+

@@ -1,0 +1,155 @@
+"""What all taps share while a job is recorded: the step clock, call numbers, the call tree and the guard around hooks.
+
+A *step* is what lies between two calls of `step()`. Call numbers (`Functional.linear.3`) restart with each step; several
+start/stop pairs inside one step go on counting.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any
+
+from rankscope.agent import recorder as rec
+from rankscope.agent.apis import ApiTable
+from rankscope.agent.config import Config
+from rankscope.agent.log import log
+from rankscope.agent.outline import Part
+from rankscope.agent.recorder import Recorder
+
+
+class ThreadState(threading.local):
+    """Per thread: where in the call tree it is."""
+
+    def __init__(self) -> None:
+        self.modules: list[int] = []  # name ids of the open module records, outermost first
+        self.frames: list[Any] = []  # the module tap's open calls
+        self.dunder: str | None = None  # name an operator shim left for the function tap
+        self.api_open = False  # a watched function is running: what it calls is hidden
+        self.has_mode = False  # the function tap is on this thread's stack
+
+
+class Session:
+    """State of one debugger between its construction and the end of the process."""
+
+    def __init__(self, config: Config, apis: ApiTable, recorder: Recorder) -> None:
+        self.config = config
+        self.apis = apis
+        self.recorder = recorder
+        self.local = ThreadState()
+        self.running = False  # between start() and stop()
+        self.step = 0
+        self.recording_step = False  # the current step has been started
+        self.watches_apis = config.level in ("L1", "mix")
+        self.watches_modules = config.level in ("L0", "mix")
+        self.has_data = config.task != "structure"
+        filtered = bool(config.scope or config.list)
+        self.risk_level = None if filtered or not self.watches_apis else config.risk_level
+        self.scope = 0  # name id of "optimizer" or "clip_grad" while one is open
+        self._counters: defaultdict[str, count[int]] = defaultdict(count)
+        self._pending_nodes: list[tuple[int, int, int, int, int]] = []
+        self._scopes_seen: set[int] = set()
+        self.parents: dict[int, int] = {}  # module forward record -> its parent, in this step
+        self.mirrors: dict[int, int] = {}  # module forward record -> its backward record, once that is awaited
+        self.before_node: Callable[[int], None] = lambda sequence: None  # set by the module tap
+        self._faults: set[str] = set()
+        self._names: dict[str, list[tuple[int, int]]] = defaultdict(list)
+
+    # -------------------------------------------------------------------------------------------------- names
+
+    def next_call(self, stem: str) -> int:
+        """Number of the next call of `stem` in this step, from 0."""
+        return next(self._counters[stem])
+
+    def api_names(self, stem: str) -> tuple[int, int]:
+        """Name ids of the next call's forward and backward records."""
+        number = next(self._counters[stem])
+        known = self._names[stem]
+        if number < len(known):
+            return known[number]
+        name_id = self.recorder.name_id
+        pair = (name_id(f"{stem}.{number}.forward"), name_id(f"{stem}.{number}.backward"))
+        if number == len(known):
+            known.append(pair)
+        return pair
+
+    def clear_step(self) -> None:
+        """Forget the finished step's numbers and call tree."""
+        self._counters.clear()
+        self._pending_nodes.clear()
+        self._scopes_seen.clear()
+        self.parents.clear()
+        self.mirrors.clear()
+
+    # ---------------------------------------------------------------------------------------------- call tree
+
+    def begin_node(self, name: int, kind: int, direction: int, parent: int, stack: int) -> None:
+        """A module record begins; it takes its place in construct.json right after the next record that completes."""
+        self._pending_nodes.append((name, kind, direction, parent, stack))
+
+    def complete_node(
+        self, name: int, kind: int, direction: int, parent: int, stack: int
+    ) -> None:
+        """A record is complete: it takes its place, then the modules that have begun by now."""
+        self.recorder.event(self.step, name, rec.NODE, kind, direction, parent, stack)
+        self.flush_nodes()
+
+    def flush_nodes(self) -> None:
+        if self._pending_nodes:
+            pending, self._pending_nodes = self._pending_nodes, []
+            for name, kind, direction, parent, stack in pending:
+                self.recorder.event(self.step, name, rec.NODE, kind, direction, parent, stack)
+
+    def open_scope(self, word: str) -> int:
+        """Records get `word` as their parent until the returned previous scope is put back."""
+        previous, self.scope = self.scope, self.recorder.name_id(word)
+        if self.scope not in self._scopes_seen:
+            self._scopes_seen.add(self.scope)
+            self.recorder.event(self.step, self.scope, rec.NODE, rec.SCOPE, 0)
+        return previous
+
+    def parent(self) -> int:
+        """Name id of the record that encloses what happens on this thread now."""
+        if self.scope:
+            return self.scope
+        modules = self.local.modules
+        return modules[-1] if modules else 0
+
+    def backward_parent(self, forward_parent: int) -> int:
+        """The backward record of the nearest enclosing module that has one."""
+        while forward_parent:
+            mirror = self.mirrors.get(forward_parent)
+            if mirror is not None:
+                return mirror
+            forward_parent = self.parents.get(forward_parent, 0)
+        return 0
+
+    # ------------------------------------------------------------------------------------------------- events
+
+    def event(
+        self,
+        name: int,
+        what: int,
+        kind: int,
+        direction: int,
+        parent: int,
+        stack: int,
+        parts: Sequence[Part],
+    ) -> None:
+        """An event with data; the structure task has none."""
+        if self.has_data:
+            self.recorder.event(self.step, name, what, kind, direction, parent, stack, parts)
+
+    def stack(self) -> int:
+        return self.recorder.stacks.capture() if self.config.extra_info else 0
+
+    # -------------------------------------------------------------------------------------------------- guard
+
+    def fault(self, where: str, error: BaseException) -> None:
+        """A hook of ours failed: the job goes on, one record is lost and counted, the user is told once per place."""
+        self.recorder.drop(self.step, 1, "error")
+        if where not in self._faults:
+            self._faults.add(where)
+            log("error", f"recording failed in {where} and goes on without that record: {error!r}")

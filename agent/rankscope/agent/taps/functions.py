@@ -1,0 +1,148 @@
+"""Calls of torch functions, seen by a TorchFunctionMode at the bottom of the mode stack.
+
+A watched function becomes a record, and what it calls is hidden: torch takes the mode off the stack while its handler runs.
+An unwatched C function passes straight through. An unwatched *Python* function is transparent, as if it were not there:
+a copy of its body, in which the question "is there an override?" answers no, runs with the mode on again.
+
+Operators arrive under the name of the method they end in (`x + 1` and `x.add(1)` are both Tensor.add); the shims of
+`operators` leave the name that was written.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from rankscope.agent import recorder as rec
+from rankscope.agent.apis import Api
+from rankscope.agent.outline import Part
+from rankscope.agent.session import Session
+from rankscope.agent.taps import mode_stack, openbody, operators
+from rankscope.agent.taps.api_backward import watch_backward
+
+_tracing = torch._C._get_tracing_state
+
+
+class FunctionTap(TorchFunctionMode):
+    """Records the calls of watched functions on every thread it is pushed on."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self._session = session
+        self._local = session.local
+        self._apis = session.apis.functions()
+        self._by_operator = operators.apis(session.apis)
+        self._call = ApiCall(session)
+        self._shims = operators.Shims(session, self._by_operator)
+
+    def start(self) -> None:
+        """Watch this thread, and operators on all threads."""
+        openbody.install()
+        self._shims.install()
+        self.enter_thread()
+
+    def stop(self) -> None:
+        self.leave_thread()
+        self._shims.remove()
+
+    def enter_thread(self) -> None:
+        mode_stack.insert_at_bottom(self)
+
+    def leave_thread(self) -> None:
+        mode_stack.remove(self)
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        local = self._local
+        written, local.dunder = local.dunder, None
+        if not self._session.running or local.api_open or _tracing() is not None:
+            return func(*args, **kwargs)
+        api = self._apis.get(func) if written is None else self._by_operator.get(written)
+        if api is not None:
+            return self._call(api, func, args, kwargs)
+        if type(func) is FunctionType:
+            body = openbody.open_body(func)
+            if body is not None:
+                return self._transparent(body, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _transparent(
+        self, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        mode_stack.insert_at_bottom(self)
+        try:
+            return body(*args, **kwargs)
+        finally:
+            mode_stack.remove(self)
+
+
+class ApiCall:
+    """One call of a watched function: inputs before, the call itself, outputs after, the backward hook."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._recorder = session.recorder
+        self._keeps = functools.cache(lambda api: session.apis.keeps(api, session.risk_level))
+
+    def __call__(
+        self, api: Api, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        session = self._session
+        try:
+            forward, backward = session.api_names(api.stem)
+            kept = self._keeps(api)
+            stack = session.stack()
+            if kept:
+                parts = (Part("input_args", args), Part("input_kwargs", kwargs))
+                session.event(
+                    forward, rec.INPUT, rec.API, rec.FORWARD, session.parent(), stack, parts
+                )
+        except Exception as error:
+            session.fault(f"the input of {api.stem}", error)
+            return func(*args, **kwargs)
+        local = session.local
+        local.api_open = True
+        try:
+            output = func(*args, **kwargs)
+        finally:
+            local.api_open = False
+        try:
+            self._after(api, forward, backward, kept, stack, args, kwargs, output)
+        except Exception as error:
+            session.fault(f"the output of {api.stem}", error)
+        return output
+
+    def _after(
+        self,
+        api: Api,
+        forward: int,
+        backward: int,
+        kept: bool,
+        stack: int,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any,
+    ) -> None:
+        session = self._session
+        parent = session.parent()
+        if kept:
+            parts = (Part("output", as_output(output)),)
+            session.event(forward, rec.OUTPUT, rec.API, rec.FORWARD, parent, stack, parts)
+            watch_backward(session, api, backward, parent, args, kwargs, output)
+        session.complete_node(forward, rec.API, rec.FORWARD, parent, stack)
+
+
+def as_output(output: Any) -> Any:
+    """The value of a record's `output` field: a tuple as it is, anything else in a one-element list."""
+    return output if isinstance(output, tuple) else [output]

@@ -1,0 +1,304 @@
+"""The backward record of a module, without a node of our own in the graph.
+
+torch's full backward hook puts two nodes around a module; that reorders gradient sums and changes bits. Here only hooks on
+nodes that exist anyway are used:
+
+* before the forward, the gradient edges (node, output number) of the input tensors are noted;
+* after it, a pre-hook on each output's *producer* node will see the gradient of the output;
+* from the outputs the graph is walked back to the noted edges; each node that sends something along such an edge is a
+  *consumer*, and a post-hook on it will see that part of the input's gradient. The parts are added in order of arrival.
+
+A record is written where the full hook's input node would have run: once the last consumer has run, but not before the engine
+comes to a node of lower priority. The engine runs the ready node with the highest sequence number first (gradient
+accumulators before everything), and the full hook's node would bear the number current when the forward began.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+
+from rankscope.agent import recorder as rec
+from rankscope.agent.outline import Part
+from rankscope.agent.session import Session
+from rankscope.agent.taps.api_backward import Gradients
+
+Edge = tuple[Node, int]
+
+current_sequence = torch.autograd._get_sequence_nr
+_graph_task = torch._C._current_graph_task_id
+
+
+class Awaited:
+    """The backward record that one module call will have. Holds no tensor and no node between passes."""
+
+    __slots__ = (
+        "call",
+        "consumers",
+        "inputs",
+        "name",
+        "outputs",
+        "parent",
+        "passed",
+        "sequence",
+        "step",
+    )
+
+    def __init__(self, name: int, parent: int, step: int, sequence: int, call: int) -> None:
+        self.name = name  # name id of the backward record
+        self.parent = parent  # name id of the enclosing forward record
+        self.step = step
+        self.sequence = sequence  # priority that the full hook's node would have
+        self.call = call  # tells calls of equal sequence apart: the inner one is later
+        self.outputs = 0  # number of output gradients
+        self.inputs = 0  # number of input gradients
+        self.consumers = 0  # number of consumer nodes
+        self.passed: list[tuple[int, int]] = []  # (output, input) pairs where the input is returned as output
+
+
+class Arrival:
+    """What one backward pass has brought for one Awaited."""
+
+    __slots__ = ("awaited", "consumers_left", "inputs", "outputs", "outputs_left", "parent")
+
+    def __init__(self, awaited: Awaited, parent: int) -> None:
+        self.awaited = awaited
+        self.parent = parent
+        self.outputs: list[torch.Tensor | None] = [None] * awaited.outputs
+        self.inputs: list[torch.Tensor | None] = [None] * awaited.inputs
+        self.outputs_left = awaited.outputs
+        self.consumers_left = awaited.consumers
+
+
+class ModuleBackward:
+    """Awaits and writes module backward records; one per session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._calls = 0
+        self._passes: dict[int, dict[Awaited, Arrival]] = {}  # by the engine's id of a backward pass
+        session.before_node = self.before_node
+
+    def end_step(self) -> None:
+        """Forget passes that never came to an end; none is open when step() is called between passes."""
+        self._passes.clear()
+
+    # ------------------------------------------------------------------------------------------ at the forward
+
+    def begin(self) -> tuple[int, int]:
+        """(sequence, call) of a module call that is about to start."""
+        self._calls += 1
+        return current_sequence(), self._calls
+
+    def await_call(
+        self,
+        name: int,
+        parent: int,
+        began: tuple[int, int],
+        edges: list[Edge],
+        outputs: list[torch.Tensor],
+        producers: dict[Node, Producer],
+    ) -> bool:
+        """Await the gradients of a finished call; `outputs` are its output tensors that require grad, `edges` its
+        inputs'. `producers` are those of the calls inside it, and gets this call's. False: there will be none."""
+        awaited = Awaited(name, parent, self._session.step, *began)
+        awaited.outputs, awaited.inputs = len(outputs), len(edges)
+        places = {edge: index for index, edge in reversed(list(enumerate(edges)))}
+        found = False
+        for index, tensor in enumerate(outputs):
+            edge = _edge(tensor)
+            if edge is None:
+                continue
+            found = True
+            if edge in places:
+                awaited.passed.append((index, places[edge]))
+            producer = producers.get(edge[0])
+            if producer is None:
+                producer = producers[edge[0]] = Producer(self, edge[0])
+            producer.add(awaited, edge[1], index)
+        if found and edges:
+            self._hook_consumers(awaited, places, [e for t in outputs if (e := _edge(t))])
+        return found
+
+    def _hook_consumers(
+        self, awaited: Awaited, places: dict[Edge, int], outputs: list[Edge]
+    ) -> None:
+        for node, sends in consumers(outputs, places, awaited.sequence):
+            awaited.consumers += 1
+            node.register_hook(_ConsumerHook(self, awaited, sends, node._sequence_nr()))
+
+    # ----------------------------------------------------------------------------------------- at the backward
+
+    def before_node(self, sequence: int) -> None:
+        """A node with this priority runs: write the records whose turn was before it."""
+        arrivals = self._passes.get(_graph_task())
+        if arrivals:
+            self._write(arrivals, [a for a in arrivals.values() if _complete(a)], sequence)
+
+    def output_arrived(self, awaited: Awaited, index: int, gradient: torch.Tensor | None) -> None:
+        arrival = self._arrival(awaited)
+        if arrival is None:
+            return
+        arrival.outputs[index] = gradient
+        arrival.outputs_left -= 1
+        for output, place in awaited.passed:
+            if output == index:
+                arrival.inputs[place] = gradient
+        if not awaited.inputs and not arrival.outputs_left:
+            # Nothing upstream wants a gradient: the full hook fires at once.
+            self._finish(self._passes[_graph_task()], arrival)
+
+    def consumer_ran(self, awaited: Awaited, sends: list[tuple[int, int]], inputs: Gradients) -> None:
+        """`sends` pairs the consumer's own gradient outputs with places among the module's inputs."""
+        arrival = self._arrival(awaited)
+        if arrival is None:
+            return
+        arrival.consumers_left -= 1
+        for number, place in sends:
+            gradient = inputs[number]
+            if gradient is not None:
+                known = arrival.inputs[place]
+                arrival.inputs[place] = gradient if known is None else known.detach() + gradient.detach()
+
+    def _arrival(self, awaited: Awaited) -> Arrival | None:
+        session = self._session
+        if not session.running or session.step != awaited.step:
+            return None
+        task = _graph_task()
+        arrivals = self._passes.get(task)
+        if arrivals is None:
+            arrivals = self._passes[task] = {}
+            if task >= 0:
+                torch.autograd.Variable._execution_engine.queue_callback(lambda: self._end(task))
+        arrival = arrivals.get(awaited)
+        if arrival is None:
+            parent = session.backward_parent(awaited.parent)
+            arrival = arrivals[awaited] = Arrival(awaited, parent)
+            session.begin_node(awaited.name, rec.MODULE, rec.BACKWARD, parent, 0)
+            session.local.modules.append(awaited.name)
+        return arrival
+
+    def _end(self, task: int) -> None:
+        """A backward pass is over: write what is complete in its order, then what will stay incomplete."""
+        arrivals = self._passes.get(task, {})
+        with torch._C.DisableTorchFunction():
+            self._write(arrivals, [a for a in arrivals.values() if _complete(a)], -1)
+            self._write(arrivals, list(arrivals.values()), -1)
+        self._passes.pop(task, None)
+
+    def _write(
+        self, arrivals: dict[Awaited, Arrival], ready: Iterable[Arrival], sequence: int
+    ) -> None:
+        due = [a for a in ready if a.awaited.sequence > sequence]
+        for arrival in sorted(due, key=lambda a: (a.awaited.sequence, a.awaited.call), reverse=True):
+            self._finish(arrivals, arrival)
+
+    def _finish(self, arrivals: dict[Awaited, Arrival], arrival: Arrival) -> None:
+        session, awaited = self._session, arrival.awaited
+        arrivals.pop(awaited, None)
+        _pop_last(session.local.modules, awaited.name)
+        if not session.running or session.step != awaited.step:
+            return
+        try:
+            parts = (Part("input", arrival.outputs), Part("output", arrival.inputs))
+            session.event(
+                awaited.name, rec.OUTPUT, rec.MODULE, rec.BACKWARD, arrival.parent, 0, parts
+            )
+            session.flush_nodes()
+        except Exception as error:
+            session.fault("a module's backward", error)
+
+
+class Producer:
+    """The one pre-hook on a node that produced outputs of module calls; outer calls are told first."""
+
+    def __init__(self, owner: ModuleBackward, node: Node) -> None:
+        self._owner = owner
+        self._awaited: list[tuple[Awaited, int, int]] = []
+        self._sequence = node._sequence_nr()
+        node.register_prehook(self)
+
+    def add(self, awaited: Awaited, number: int, index: int) -> None:
+        """The node's output `number` is the call's output `index`."""
+        self._awaited.insert(0, (awaited, number, index))
+
+    def __call__(self, gradients: Gradients) -> None:
+        owner = self._owner
+        try:
+            with torch._C.DisableTorchFunction():
+                owner.before_node(self._sequence)
+                for awaited, number, index in self._awaited:
+                    owner.output_arrived(awaited, index, gradients[number])
+        except Exception as error:
+            owner._session.fault("a module's output gradient", error)
+
+
+class _ConsumerHook:
+    def __init__(
+        self, owner: ModuleBackward, awaited: Awaited, sends: list[tuple[int, int]], sequence: int
+    ) -> None:
+        self._owner, self._awaited, self._sends = owner, awaited, sends
+        self._sequence = sequence
+
+    def __call__(self, inputs: Gradients, outputs: Gradients) -> None:
+        try:
+            with torch._C.DisableTorchFunction(), torch.no_grad():
+                self._owner.before_node(self._sequence)
+                self._owner.consumer_ran(self._awaited, self._sends, inputs)
+        except Exception as error:
+            self._owner._session.fault("a module's input gradient", error)
+
+
+def _complete(arrival: Arrival) -> bool:
+    return not arrival.consumers_left and bool(
+        arrival.awaited.consumers or not arrival.outputs_left
+    )
+
+
+def gradient_edges(tensors: Iterable[torch.Tensor]) -> list[Edge]:
+    """The edges along which the tensors will receive gradients, in order; those that have none are left out."""
+    return [edge for tensor in tensors if (edge := _edge(tensor)) is not None]
+
+
+def _edge(tensor: torch.Tensor) -> Edge | None:
+    try:
+        edge: GradientEdge = get_gradient_edge(tensor)
+    except (RuntimeError, ValueError):
+        return None
+    return (edge.node, edge.output_nr)
+
+
+def consumers(
+    outputs: list[Edge], places: dict[Edge, int], since: int
+) -> list[tuple[Node, list[tuple[int, int]]]]:
+    """Nodes between `outputs` and the noted edges that send along a noted edge, with (own output, place) pairs.
+
+    Nodes older than `since` and not noted belong to what ran before the call: the walk does not enter them."""
+    found: list[tuple[Node, list[tuple[int, int]]]] = []
+    todo = [node for node, number in outputs if (node, number) not in places]
+    seen = set(todo)
+    while todo:
+        node = todo.pop()
+        sends = []
+        for number, (following, output) in enumerate(node.next_functions):
+            if following is None:
+                continue
+            place = places.get((following, output))
+            if place is not None:
+                sends.append((number, place))
+            elif following not in seen and following._sequence_nr() >= since:
+                seen.add(following)
+                todo.append(following)
+        if sends:
+            found.append((node, sends))
+    return found
+
+
+def _pop_last(names: list[int], name: int) -> None:
+    for index in range(len(names) - 1, -1, -1):
+        if names[index] == name:
+            del names[index]
+            return

@@ -1,0 +1,188 @@
+"""Calls of modules: forward pre-hooks and hooks, and what they await for the backward pass.
+
+The hooks are put on by `start(model)` and taken off by `stop()`. Ours are the last to be registered, so they see what the
+user's own hooks made of inputs and outputs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import Node
+from torch.utils.hooks import RemovableHandle
+
+from rankscope.agent import recorder as rec
+from rankscope.agent.outline import Part
+from rankscope.agent.session import Session
+from rankscope.agent.taps.functions import as_output
+from rankscope.agent.taps.module_backward import Edge, ModuleBackward, Producer, gradient_edges
+from rankscope.agent.taps.parameters import ParameterGradients
+
+Model = nn.Module | list[nn.Module] | tuple[nn.Module, ...]
+
+
+@dataclass
+class _Call:
+    """An open module call on one thread."""
+
+    module: nn.Module
+    forward: int
+    backward: int
+    parent: int
+    stack: int
+    began: tuple[int, int]
+    raised_before: BaseException | None
+    edges: list[Edge] = field(default_factory=list)
+    producers: dict[Node, Producer] = field(default_factory=dict)
+
+
+class ModuleTap:
+    """Records the modules below the models given to `start`."""
+
+    def __init__(self, session: Session, on_outermost: Callable[[bool], None] | None = None) -> None:
+        self._session = session
+        self._backward = ModuleBackward(session)
+        self._parameters = ParameterGradients(session)
+        self._handles: list[RemovableHandle] = []
+        self._hooked: set[int] = set()
+        self._on_outermost = on_outermost
+        self._wants_backward = "backward" in session.config.data_mode
+
+    def start(self, model: Model) -> None:
+        """Hook the modules below `model`; those of earlier models stay hooked until `stop`."""
+        for stem, module in named_modules(model):
+            if id(module) in self._hooked:
+                continue
+            self._hooked.add(id(module))
+            hooks = _Hooks(self, stem)
+            self._handles.append(
+                module.register_forward_pre_hook(hooks.before, with_kwargs=True)
+            )
+            self._handles.append(
+                module.register_forward_hook(hooks.after, with_kwargs=True, always_call=True)
+            )
+
+    def stop(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._hooked.clear()
+        self._parameters.stop()
+
+    def end_step(self) -> None:
+        """The step is over: passes that are still open write what they have."""
+        self._backward.end_step()
+
+    # --------------------------------------------------------------------------------------------------- hooks
+
+    def before(self, stem: str, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        session = self._session
+        number = session.next_call(stem)
+        forward = session.recorder.name_id(f"{stem}.forward.{number}")
+        backward = session.recorder.name_id(f"{stem}.backward.{number}")
+        parent, stack = session.parent(), session.stack()
+        session.parents[forward] = parent
+        call = _Call(
+            module, forward, backward, parent, stack, self._backward.begin(), sys.exc_info()[1]
+        )
+        session.local.modules.append(forward)
+        session.local.frames.append(call)
+        if torch.is_grad_enabled():
+            tensors = [*tensors_in(args), *tensors_in(kwargs)]
+            call.edges = gradient_edges(t for t in tensors if t.requires_grad)
+        parts = (Part("input_args", args), Part("input_kwargs", kwargs))
+        session.event(forward, rec.INPUT, rec.MODULE, rec.FORWARD, parent, stack, parts)
+        session.begin_node(forward, rec.MODULE, rec.FORWARD, parent, stack)
+        self._parameters.watch(stem, module)
+
+    def after(self, module: nn.Module, output: Any) -> None:
+        session = self._session
+        call = self._close(module)
+        if call is None:
+            return
+        error = sys.exc_info()[1]
+        if output is None and error is not None and error is not call.raised_before:
+            session.flush_nodes()
+            return
+        own = module.named_parameters(recurse=False)
+        parts = (Part("output", as_output(output)), Part("parameters", dict(own)))
+        session.event(
+            call.forward, rec.OUTPUT, rec.MODULE, rec.FORWARD, call.parent, call.stack, parts
+        )
+        if torch.is_grad_enabled() and self._wants_backward:
+            outputs = [t for t in tensors_in(output) if t.requires_grad]
+            if outputs and self._backward.await_call(
+                call.backward, call.parent, call.began, call.edges, outputs, call.producers
+            ):
+                session.mirrors[call.forward] = call.backward
+        if session.local.frames:
+            session.local.frames[-1].producers.update(call.producers)
+        session.flush_nodes()
+
+    def _close(self, module: nn.Module) -> _Call | None:
+        """The open call of `module`, with every call above it that never came to its end."""
+        local = self._session.local
+        for index in range(len(local.frames) - 1, -1, -1):
+            if local.frames[index].module is module:
+                call: _Call = local.frames[index]
+                del local.frames[index:]
+                if call.forward in local.modules:
+                    del local.modules[local.modules.index(call.forward) :]
+                return call
+        return None
+
+
+class _Hooks:
+    """The two hooks of one module, guarded: a failure of ours never reaches the user's forward."""
+
+    def __init__(self, tap: ModuleTap, stem: str) -> None:
+        self._tap = tap
+        self._stem = stem
+
+    def before(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        if not self._tap._session.running:
+            return
+        try:
+            with torch._C.DisableTorchFunction():
+                self._tap.before(self._stem, module, args, kwargs)
+        except Exception as error:
+            self._tap._session.fault(f"the input of {self._stem}", error)
+
+    def after(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        if not self._tap._session.running:
+            return
+        try:
+            with torch._C.DisableTorchFunction():
+                self._tap.after(module, output)
+        except Exception as error:
+            self._tap._session.fault(f"the output of {self._stem}", error)
+
+
+def named_modules(model: Model) -> Iterator[tuple[str, nn.Module]]:
+    """(stem, module) of all modules below the model or models: `Module.{name}.{Class}`, with the model's position first
+    when a list or tuple was given. FSDP's wrapper class and script modules are left out."""
+    several = isinstance(model, list | tuple)
+    for index, root in enumerate(model if several else [model]):  # type: ignore[arg-type]
+        prefix = f"Module.{index}." if several else "Module."
+        for name, module in root.named_modules():
+            kind = type(module).__name__
+            if name and not isinstance(module, torch.jit.ScriptModule):
+                if kind != "FullyShardedDataParallel":
+                    yield f"{prefix}{name}.{kind}", module
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in nested lists, tuples and mappings, in order; other containers are not entered."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_in(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_in(item)
