@@ -82,7 +82,12 @@ class Store:
         row = {"process": process, "revision": revision, "rank": rank, "instance": "launch-1"}
         row |= {"folder": f"rank{rank}", "host": "node1", "pid": 100, "state": "live"}
         row |= {"task": "statistics", "level": "L1", "summary_mode": "statistics"}
-        row |= {"precision": "low", "extra_info": True, "time": 1000.0 + (rank or 0) + revision}
+        row |= {
+            "precision": "low",
+            "extra_info": True,
+            "joined": rank or 0,
+            "time": 1000.0 + (rank or 0) + revision,
+        }
         self.add("processes", [row | columns])
 
     def events(self, events):

@@ -44,7 +44,7 @@ def records_of(rows, process, step, rank=None, numbers=(1.0, 2.0)):
 def run(store, rows):
     """Two ranks in two steps: rank 0 complete, rank 1 learned its rank late and is in step 1."""
     store.process(FIRST, 0)
-    store.process(SECOND, None, folder="proc101", time=1000.5, pid=101)
+    store.process(SECOND, None, folder="proc101", joined=1, pid=101)
     store.process(SECOND, 1, revision=1)
     store.events(records_of(rows, FIRST, 0, rank=0))
     store.events(records_of(rows, SECOND, 0, numbers=[5.0, math.nan, math.inf]))
@@ -260,9 +260,12 @@ def test_ls_says_what_is_not_complete(store, rows):
     happened(0, THIRD, "dropped", events=9, reason="spool_full")
     happened(0, THIRD, "dropped", events=1, reason="error")
     happened(1, FIRST, "skipped", reason="step")
+    happened(None, SECOND, "refused", reason="columns.flags: 9 has unknown bits")
     why = {SECOND: "lost", THIRD: "late"}
     happened(1, None, "sealed", missing=json.dumps(why), expected="[]")
-    assert step_rows(printed("ls", store.run_path)) == [
+    text = printed("ls", store.run_path)
+    assert "rank1: 1 batches refused (columns.flags: 9 has unknown bits)" in text
+    assert step_rows(text) == [
         [
             "0",
             "2 arriving (2 events not stored)",
@@ -295,7 +298,7 @@ def test_ls_collapses_equal_steps_and_many_ranks(store, rows):
 
 
 def test_ls_shows_the_newest_launch_and_all(run, rows):
-    run.process(THIRD, 0, instance="launch-2", time=5000.0)
+    run.process(THIRD, 0, instance="launch-2", joined=2)
     run.events(records_of(rows, THIRD, 4))
     newest = printed("ls", run.run_path)
     assert "launch launch-1" not in newest
@@ -371,8 +374,8 @@ def test_export_selects(run, tmp_path):
 
 
 def test_export_takes_one_launch_and_the_latest_attempt(run, rows, tmp_path):
-    run.process(THIRD, 0, instance="launch-2", folder=None, time=4000.0)
-    run.process("d" * 32, 0, instance="launch-2", attempt=1, time=5000.0)
+    run.process(THIRD, 0, instance="launch-2", folder=None, joined=2)
+    run.process("d" * 32, 0, instance="launch-2", attempt=1, joined=3)
     run.events(records_of(rows, THIRD, 0, numbers=[8.0]))
     run.events(records_of(rows, "d" * 32, 0, numbers=[9.0]))
     printed("export", run.run_path, "--to", tmp_path / "new")

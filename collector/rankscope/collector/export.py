@@ -116,7 +116,8 @@ def _export_step(
     for folder, process in by_folder.items():
         own_nodes, own_records = (_of(process["process"], table) for table in (nodes, records))
         tensors = None
-        if own_records["data_name"].null_count < own_records.num_rows:
+        captured = own_records["data_name"].null_count < own_records.num_rows
+        if captured or process["task"] == "tensor":
             tensors = str(layout.folder(step, folder) / "dump_tensor_data")
         documents = render(own_nodes, own_records, frames, header(process, tensors))
         yield layout.write(step, folder, documents)

@@ -23,7 +23,11 @@ select step, process, count(distinct record) filter (structure is not null) as r
 """
 _HAPPENED = """
 select step, process, event, events, reason, missing from all_steps
-  where step is not null order by time
+  where step is not null order by batch, time
+"""
+_REFUSED = """
+select process, count(*) as batches, min(reason) as reason from all_steps
+  where event = 'refused' group by process order by process
 """
 
 
@@ -44,10 +48,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Overview:
-    """A run's processes in the order first heard, and parts by step, then by process."""
+    """A run's processes as they joined, and parts by step, then by process.
+
+    `refused` says for a process how many of its batches could not be read and were set aside.
+    """
 
     processes: list[dict[str, Any]]
     parts: Mapping[int, Mapping[str, Part]]
+    refused: Mapping[str, str]
 
     def instances(self) -> dict[str, list[dict[str, Any]]]:
         """Processes by launch of the job, the oldest launch first."""
@@ -82,7 +90,11 @@ def overview(run: Run) -> Overview:
     parts: dict[int, dict[str, Part]] = {}
     for (step, process), entry in sorted(seen.items()):
         parts.setdefault(step, {})[process] = _part(entry, states.get(process, "unknown"))
-    return Overview(processes, parts)
+    refused = {
+        row["process"]: f"{row['batches']} batches refused ({row['reason']})"
+        for row in run.sql(_REFUSED).to_pylist()
+    }
+    return Overview(processes, parts, refused)
 
 
 def _happened(rows: Iterable[dict[str, Any]], seen: dict[tuple[int, str], _Seen]) -> None:
@@ -100,7 +112,7 @@ def _happened(rows: Iterable[dict[str, Any]], seen: dict[tuple[int, str], _Seen]
             entry.skipped = row["reason"] or "filter"
         elif row["event"] == "dropped":
             entry.dropped += row["events"] or 0
-            entry.drop_reasons.add(row["reason"] or "unknown reason")
+            entry.drop_reasons.add(row["reason"] or row["event"])
     for step, missing in seals.items():
         for process, why in missing.items():
             seen.setdefault((step, process), _Seen()).missing = why

@@ -74,12 +74,8 @@ class Run:
         return again_if_gone(lambda: self.dataset(name).to_table(columns=wanted, filter=where))
 
     def processes(self) -> pa.Table:
-        """The newest row of each process, in the order in which they were first heard."""
-        return self.sql("""
-            select p.* from processes p
-            join (select process, min(time) as first from all_processes group by process) f
-            using (process) order by f.first, p.process
-        """)
+        """The newest row of each process, in the order in which they joined."""
+        return self.sql("select * from processes order by joined, process")
 
     def connection(self) -> duckdb.DuckDBPyConnection:
         """A new in-memory database with the views records, nodes, processes, steps and stacks.

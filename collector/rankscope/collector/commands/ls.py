@@ -46,6 +46,7 @@ def _print_json(run: Run, contents: Overview) -> None:
         "path": str(run.path),
         "store": str(run.store),
         "processes": contents.processes,
+        "refused": contents.refused,
         "steps": [
             {"step": step, "process": process} | asdict(part)
             for step, parts in contents.parts.items()
@@ -70,8 +71,12 @@ def _print_tables(run: Run, contents: Overview, everything: bool) -> None:
     for instance, processes in instances:
         console.print(f"\nlaunch {instance}: {_count(len(processes), 'process', 'processes')}")
         processes = sorted(processes, key=lambda p: folder_order(folder_of(p)))
-        for table in _process_table(processes), step_table(contents.parts, processes):
+        tables = _process_table(processes), step_table(contents.parts, processes)
+        for table in tables:
             console.print(table if everything else _shortened(table))
+        for process in processes:
+            if text := contents.refused.get(process["process"]):
+                console.print(f"{folder_of(process)}: {text}")
 
 
 def step_table(

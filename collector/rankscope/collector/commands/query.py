@@ -37,7 +37,9 @@ def query(
         str,
         typer.Argument(help="DuckDB SQL over records, nodes, processes, steps and stacks."),
     ],
-    format: Annotated[Format, typer.Option(help="How rows are printed.")] = Format.table,
+    format: Annotated[
+        Format, typer.Option(help="How rows are printed: table, csv, json or parquet.")
+    ] = Format.table,
     output: Annotated[
         Path | None, typer.Option(help="Write to this file instead of the terminal.")
     ] = None,
