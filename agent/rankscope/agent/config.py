@@ -57,8 +57,6 @@ class Config:
     block_seconds: float
     flush_seconds: float
     exit_seconds: float
-    layout: str
-    """"auto", "eager" or "on_demand"."""
 
     raw: Mapping[str, Any]
     """The whole effective configuration as JSON values, keyed as in config.json, with defaults."""

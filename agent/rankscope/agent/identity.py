@@ -5,7 +5,6 @@ the launcher's variables. Nothing here imports torch; it is looked at only when 
 loaded it.
 """
 
-import logging
 import os
 import socket
 import sys
@@ -18,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.agent.errors import ConfigError
+from rankscope.agent.log import log
 
-log = logging.getLogger("rankscope.agent")
+PARENT_VARIABLE = "RANKSCOPE_PARENT"
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def _first_number(
 
 @cache
 def _warn_once(text: str) -> None:
-    log.warning(text)
+    log("warning", text)
 
 
 def group_rank() -> RankClaim | None:
@@ -214,12 +214,12 @@ def attempt(environ: Mapping[str, str]) -> int:
     return count[1] if count else 0
 
 
-def announce_to_children(process_uuid: str, environ: Any = os.environ) -> None:
-    """Leave a note for the agents of processes that this one starts."""
-    environ["RANKSCOPE_PARENT"] = f"{process_uuid}@{os.getpid()}"
+def parent_value(process_uuid: str) -> str:
+    """What PARENT_VARIABLE tells the agents of processes that this one starts."""
+    return f"{process_uuid}@{os.getpid()}"
 
 
 def parent_process_uuid(environ: Mapping[str, str], pid: int) -> str:
     """Of the agent whose process started this one, or ""; a note of this process is not one."""
-    process_uuid, _, announced_by = environ.get("RANKSCOPE_PARENT", "").partition("@")
+    process_uuid, _, announced_by = environ.get(PARENT_VARIABLE, "").partition("@")
     return process_uuid if announced_by != str(pid) else ""

@@ -113,7 +113,10 @@ def _without_dropout(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _repeat_from(seed: int) -> None:
     global _repeat_seed
+    replaced = _repeat_seed is not None
     _repeat_seed = seed
+    if replaced:
+        return
     for name in _drawing_functions(random):
         _replace(random, name, _starting_over(random.seed))
     for name in _drawing_functions(np.random):

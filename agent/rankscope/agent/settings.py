@@ -303,13 +303,6 @@ SETTINGS = (
         "a number from 0",
         "longest wait at exit for the collector to have everything",
     ),
-    Key(
-        "layout",
-        "auto",
-        choice("auto", "eager", "on_demand"),
-        "auto, eager, on_demand",
-        "when dump.json is written: as steps end, only by export, or eager up to 64 ranks",
-    ),
 )
 
 #: What works in this version, in checked form, where that is less than what may be asked for.

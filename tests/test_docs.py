@@ -1,0 +1,54 @@
+"""The documentation names every setting there is."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from rankscope.agent.settings import KEYS, SECTION_KEYS, SETTINGS, Key
+from rankscope.collector.config import Config
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+CONFIGURATION = (DOCS / "configuration.md").read_text()
+
+
+def row(name: str) -> str:
+    """The table row of a setting in docs/configuration.md."""
+    found = re.search(rf"^\| `{re.escape(name)}` \|.*$", CONFIGURATION, re.MULTILINE)
+    assert found, f"{name} has no row in docs/configuration.md"
+    return found[0]
+
+
+@pytest.mark.parametrize("key", [*KEYS, *SECTION_KEYS, *SETTINGS], ids=lambda key: key.name)
+def test_every_key_is_documented(key: Key) -> None:
+    assert key.allowed in row(key.name)
+    assert key.help in row(key.name)
+    assert not key.variable or f"`{key.variable}`" in row(key.name)
+
+
+@pytest.mark.parametrize("field", dataclasses.fields(Config), ids=lambda field: field.name)
+def test_every_collector_setting_is_documented(field: "dataclasses.Field[object]") -> None:
+    assert f"| `{field.default}` |" in row(f"RANKSCOPE_SERVE_{field.name.upper()}")
+
+
+def test_every_variable_in_the_code_is_documented() -> None:
+    sources = [*ROOT.glob("agent/**/*.py"), *ROOT.glob("collector/**/*.py")]
+    used = {name for path in sources for name in re.findall(r"RANKSCOPE_[A-Z_]+", path.read_text())}
+    for name in sorted(used - {"RANKSCOPE_SERVE_"}):
+        row_or_text = f"`{name}`" in CONFIGURATION
+        assert row_or_text, f"{name} is not in docs/configuration.md"
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.name)
+def test_links_between_pages_hold(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (DOCS / "index.md").read_text()
+    for page in sorted(DOCS.rglob("*.md")):
+        if page.name != "index.md":
+            assert f"({page.relative_to(DOCS)})" in index, f"{page.name} is not in docs/index.md"
