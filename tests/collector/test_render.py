@@ -6,7 +6,7 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from rankscope.collector.render import Header, render
+from rankscope.collector.render import Header, render, split
 from rankscope.collector.render.statistics import json_number
 
 FRAMES = {7: ["File train.py, line 3, in step, \n y = net(x)", "File train.py, line 9, in main"]}
@@ -140,6 +140,24 @@ def test_row_order_and_encoding_change_nothing(linear):
     plain_nodes = nodes.cast(pa.schema(list(zip(nodes.schema.names, plain, strict=True))))
     again = render(plain_nodes.take(list(range(nodes.num_rows))[::-1]), parts, FRAMES, header())
     assert again == rendered(linear)
+
+
+@pytest.mark.parametrize("encoded", [True, False])
+def test_one_process_of_many_renders_the_same(rows, linear, encoded):
+    """Slices of a bigger table carry its dictionaries and offsets."""
+    other = rows.Events("0" * 32)
+    for call in range(200):
+        leaf = rows.scalar("int", str(call))
+        other.data(f"Torch.f.{call}.forward", "input", {"input_args": [0]}, leaf)
+    both = [pa.concat_tables([a, b]) for a, b in ((linear.nodes(), other.nodes()),
+                                                  (other.records(), linear.records()))]  # fmt: skip
+    if not encoded:
+        both = [pa.table({n: t[n].cast(pa.string()) if pa.types.is_dictionary(t[n].type) else t[n]
+                          for n in t.column_names}) for t in both]  # fmt: skip
+    nodes, records = (split(table, "process") for table in both)
+    assert sorted(nodes) == sorted(records) == ["0" * 32, "a" * 32]
+    documents = render(nodes["a" * 32], records["a" * 32], FRAMES, header())
+    assert documents == rendered(linear)
 
 
 def test_nothing_recorded(rows):

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from .layout import Layout
 from .query import Run, folder_of
-from .render import Header, render
+from .render import Header, render, split
 from .render.documents import EVENT_COLUMNS
 from .render.leaves import COLUMNS as LEAF_COLUMNS
 
@@ -111,17 +110,14 @@ def _export_step(
     here = pc.field("step") == step
     nodes = run.table("nodes", ["process", *EVENT_COLUMNS], here)
     records = run.table("records", ["process", "seq", "leaf", *LEAF_COLUMNS], here)
-    present = set(pc.unique(nodes["process"]).to_pylist())
-    by_folder = {folder_of(p): p for p in processes if p["process"] in present}
+    nodes_of, records_of = split(nodes, "process"), split(records, "process")
+    by_folder = {folder_of(p): p for p in processes if p["process"] in nodes_of}
     for folder, process in by_folder.items():
-        own_nodes, own_records = (_of(process["process"], table) for table in (nodes, records))
+        own_nodes = nodes_of[process["process"]]
+        own_records = records_of.get(process["process"], records.slice(0, 0))
         tensors = None
         captured = own_records["data_name"].null_count < own_records.num_rows
         if captured or process["task"] == "tensor":
             tensors = str(layout.folder(step, folder) / "dump_tensor_data")
         documents = render(own_nodes, own_records, frames, header(process, tensors))
         yield layout.write(step, folder, documents)
-
-
-def _of(process: str, table: pa.Table) -> pa.Table:
-    return table.filter(pc.equal(table["process"], process))

@@ -142,7 +142,7 @@ def _shortened(table: Table) -> Table:
     if table.row_count <= LONGEST:
         return table
     half = LONGEST // 2
-    short = Table(*(column.header for column in table.columns))
+    short = Table(*(str(column.header) for column in table.columns))
     columns = [list(column.cells) for column in table.columns]
     for number, row in enumerate(zip(*columns, strict=True)):
         if number == half:

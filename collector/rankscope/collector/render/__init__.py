@@ -4,6 +4,7 @@
 `documents` puts the entries into records and the records in order. Nothing here touches a file.
 """
 
+from .columns import split
 from .documents import Header, render
 
-__all__ = ["Header", "render"]
+__all__ = ["Header", "render", "split"]

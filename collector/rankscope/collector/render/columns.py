@@ -20,6 +20,16 @@ def ordered(table: pa.Table, names: list[str], keys: list[str]) -> pa.Table:
     return table if np.all(order[1:] > order[:-1]) else table.take(pa.array(order)).combine_chunks()
 
 
+def split(table: pa.Table, name: str) -> dict[str, pa.Table]:
+    """The rows of each text of a column, in their order, for one pass over the table in all."""
+    codes, distinct = coded(table, name)
+    order = np.argsort(codes, kind="stable")
+    grouped = table.take(pa.array(order))
+    starts = np.searchsorted(codes[order], np.arange(len(distinct) + 1)).tolist()
+    slices = zip(distinct, pairwise(starts), strict=True)
+    return {text: grouped.slice(a, b - a) for text, (a, b) in slices if text is not None and a < b}
+
+
 def texts(table: pa.Table, name: str) -> list[str | None]:
     """A text column, dictionary-encoded or not."""
     return converted(table, name, lambda text: text)
@@ -37,6 +47,9 @@ def coded(table: pa.Table, name: str) -> tuple[npt.NDArray[np.int64], list[str |
     array = _array(table, name)
     if not pa.types.is_dictionary(array.type):
         array = array.dictionary_encode()
+    elif len(array.dictionary) > len(array):
+        # A slice that still carries the dictionary of a whole table.
+        array = array.cast(array.type.value_type).dictionary_encode()
     distinct: list[str | None] = [*array.dictionary.to_pylist(), None]
     indices = array.indices.fill_null(len(distinct) - 1)
     return indices.to_numpy(zero_copy_only=False), distinct
