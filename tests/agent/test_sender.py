@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from rankscope.agent.transport import Transport, TransportConfig
+from rankscope.agent.transport.segment import read_frames
 from rankscope.agent.transport.sender import load_grpc
 from rankscope.v1 import collector_pb2 as pb
 
@@ -45,6 +46,10 @@ class Source:
 
     def lost(self, batch, reason):
         self.lost_batches.append((batch, reason))
+        again = pb.Batch(steps=batch.steps, drops=batch.drops)
+        again.drops.add(step=batch.steps[-1].step, events=1, reason=reason)
+        with self._guard:
+            self.waiting.insert(0, again)
 
 
 class Agent:
@@ -379,6 +384,7 @@ def test_a_full_spool_drops_whole_batches_and_keeps_their_steps(agents, collecto
     assert sequences == list(range(1, len(sequences) + 1))  # what was dropped has no number
     arrived = [collector.batches[agent.uuid, sequence] for sequence in sequences]
     assert [step.step for batch in arrived for step in batch.steps] == [1, 2, 3, 4, 5]
+    assert [drop.step for batch in arrived for drop in batch.drops] == [3, 4]
     assert [n for n in (len(batch.columns.max) for batch in arrived) if n] == [8000, 8000, 100]
     assert agent.transport.stats().dropped_batches == 2
     assert sum("is full" in line for line in agent.log) == 1
@@ -408,6 +414,10 @@ def test_a_goodbye_fits_into_a_full_spool(agents):
     result = agent.transport.close("exit", 0.1)
     assert result.unsent_batches == 3
     assert len(agent.source.lost_batches) == 1
+    last = list(read_frames(agent.spool_files()[-1]))[-1].stored
+    batch = pb.Batch.FromString(last.payload)
+    assert batch.goodbye.reason == "exit"
+    assert [drop.step for drop in batch.drops] == [3]
 
 
 def test_without_a_usable_disk_memory_serves(tmp_path, monkeypatch, collectors):

@@ -26,7 +26,6 @@ class Backlog:
         self._source = source
         self._log = log
         self._said: set[str] = set()
-        self._carried: pb.Batch | None = None
 
     @property
     def last_sequence(self) -> int:
@@ -56,22 +55,20 @@ class Backlog:
     def take(self) -> None:
         """One batch from the source into the spool; never raises for what the source does."""
         self.open()
-        try:
-            batch = self._source.take()
-        except Exception as error:
-            self.say("error", f"records cannot be taken ({type(error).__name__}: {error})")
-            batch = None
-        batch = self._with_carried(batch)
-        if batch is not None:
-            self._keep(batch)
+        batch = self._next_batch()
+        if batch is not None and (reason := self._keep(batch, self._may_wait_seconds)):
+            self._drop(batch, reason)
 
     def add_goodbye(self, reason: str) -> None:
-        """The last batch; fits even into a full spool."""
-        batch = self._with_carried(pb.Batch(goodbye=pb.Goodbye(reason=reason)))
-        assert batch is not None
-        payload = batch.SerializeToString()
-        if self.open().append(payload, reserve=GOODBYE_RESERVE_BYTES):
-            self.spooled_bytes += len(payload)
+        """Take the rest as the last batch, with a goodbye; a full spool has room for it."""
+        self.open()
+        for _ in range(2):  # should the rest not fit: what the source says about the loss does
+            batch = self._next_batch() or pb.Batch()
+            batch.goodbye.reason = reason
+            failure = self._keep(batch, 0.0, GOODBYE_RESERVE_BYTES)
+            if not failure:
+                return
+            self._drop(batch, failure)
 
     def abandon(self) -> None:
         """In a forked child."""
@@ -112,31 +109,39 @@ class Backlog:
         hello.spool_path = folder
         return hello.SerializeToString()
 
-    def _keep(self, batch: pb.Batch) -> None:
+    def _next_batch(self) -> pb.Batch | None:
+        try:
+            return self._source.take()
+        except Exception as error:
+            self.say("error", f"records cannot be taken ({type(error).__name__}: {error})")
+            return None
+
+    @property
+    def _may_wait_seconds(self) -> float:
+        return self._config.block_seconds if self._config.on_full == "block" else 0.0
+
+    def _keep(self, batch: pb.Batch, wait_seconds: float, reserve: int = 0) -> str:
+        """Append it; returns why that is impossible, or ""."""
         payload = batch.SerializeToString()
         if len(payload) > self._config.max_batch_bytes:
-            self._drop(batch, "too_large")
-        elif self._append(payload):
-            self.spooled_bytes += len(payload)
-        else:
-            self._drop(batch, "spool_full")
+            return "too_large"
+        if not self._append(payload, wait_seconds, reserve):
+            return "spool_full"
+        self.spooled_bytes += len(payload)
+        return ""
 
-    def _append(self, payload: bytes) -> bool:
+    def _append(self, payload: bytes, wait_seconds: float, reserve: int) -> bool:
         spool = self.open()
-        if spool.append(payload):
-            return True
-        if self._config.on_full != "block":
-            return False
-        deadline = time.monotonic() + self._config.block_seconds
-        self.waits_for_space = True
+        deadline = time.monotonic() + wait_seconds
         try:
-            while time.monotonic() < deadline:
+            while not spool.append(payload, reserve):
+                if time.monotonic() >= deadline:
+                    return False
+                self.waits_for_space = True
                 time.sleep(0.01)
-                if spool.append(payload):
-                    return True
+            return True
         finally:
             self.waits_for_space = False
-        return False
 
     def _drop(self, batch: pb.Batch, reason: str) -> None:
         self.dropped_batches += 1
@@ -145,25 +150,7 @@ class Backlog:
             self.say("warning", f"the spool in {where} is full: records are dropped and counted")
         else:
             self.say("warning", f"a batch of {batch.ByteSize()} bytes is too large and was dropped")
-        self._carried = _without_events(batch)
         try:
             self._source.lost(batch, reason)
         except Exception as error:
             self.say("error", f"a loss was not counted ({type(error).__name__}: {error})")
-
-    def _with_carried(self, batch: pb.Batch | None) -> pb.Batch | None:
-        carried, self._carried = self._carried, None
-        if carried is None:
-            return batch
-        if batch is not None:
-            carried.MergeFrom(batch)  # repeated fields in order, the newer rank and recording win
-        return carried
-
-
-def _without_events(batch: pb.Batch) -> pb.Batch | None:
-    """What a lost batch said besides its events."""
-    kept = pb.Batch(steps=batch.steps, drops=batch.drops)
-    for name in ("rank", "recording", "goodbye"):
-        if batch.HasField(name):
-            getattr(kept, name).CopyFrom(getattr(batch, name))
-    return kept if kept.ByteSize() else None

@@ -249,7 +249,7 @@ class Transport:
         for ticket in self._tickets:
             if ticket.target is None:
                 if ticket.goodbye is not None and not self._is_closing():
-                    self._backlog.add_goodbye(ticket.goodbye)
+                    self._backlog.add_goodbye(ticket.goodbye)  # takes what came meanwhile, too
                 ticket.target = self._backlog.last_sequence
         if self._sender is not None:
             self._sender.nudge()

@@ -13,10 +13,8 @@ class BatchSource(Protocol):
         """Everything recorded since the last call; None: nothing. May be changed by the caller."""
 
     def lost(self, batch: pb.Batch, reason: str) -> None:
-        """The events of this batch will never be sent: count them, announce its stacks again.
-
-        Its steps, rank, recording, drops and goodbye are kept and sent with a later batch.
-        """
+        """This batch will never be sent: a later one is to count its events per step, announce its
+        stacks again and repeat its steps, rank, recording and drops (not its goodbye)."""
 
 
 @dataclass(frozen=True)

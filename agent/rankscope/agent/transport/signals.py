@@ -17,9 +17,10 @@ def install(
 ) -> Restore:
     """On SIGTERM call `flush(1.0)`, then die of the signal as before: the exit status stays.
 
-    `defer(action)` returns True when the interrupted code holds what the flush needs; it then runs `action`, which
-    raises the signal again, as soon as it is done. Only in the main thread and only where nobody handles the signal; else
-    nothing is done. Returns what takes the handler off again, unless somebody replaced it.
+    `defer(action)` returns True when the interrupted code holds what the flush needs; it then runs
+    `action`, which raises the signal again, as soon as it is done. Only in the main thread and only
+    where nobody handles the signal; else nothing is done. Returns what takes the handler off again,
+    unless somebody replaced it.
     """
     if threading.current_thread() is not threading.main_thread():
         return _nothing
