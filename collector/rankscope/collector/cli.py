@@ -15,6 +15,18 @@ import typer
 #: command -> (module, one line of help).
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("rankscope.collector.commands.serve", "Collect from agents into a store."),
+    "query": (
+        "rankscope.collector.commands.query",
+        "Ask a run's tables with SQL, also while it is recorded.",
+    ),
+    "ls": (
+        "rankscope.collector.commands.ls",
+        "Show a run's processes and steps, and what is missing.",
+    ),
+    "export": (
+        "rankscope.collector.commands.export",
+        "Write msProbe's layout from a run's tables.",
+    ),
 }
 
 
