@@ -1,0 +1,44 @@
+# Every target sets itself up in .venv. `make` alone lists them.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.complete
+TORCH := torch==2.13.0
+
+.DEFAULT_GOAL := help
+.PHONY: help venv test check soak demo bench proto
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
+
+venv: $(STAMP)  ## make .venv with everything in it (again when pyproject.toml changed)
+
+# The stamp is written last: an interrupted set-up is done again.
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v >= (3, 10) else "rankscope needs Python 3.10 or newer; this is %d.%d. Name another: make PYTHON=python3.12" % v)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install $(TORCH)
+	$(BIN)/python -m pip install --group dev -e '.[agent,collector]'
+	@touch $(STAMP)
+
+test: check  ## check, then every test but the minutes-long ones
+	$(BIN)/python -m pytest -m "not soak"
+
+check: $(STAMP)  ## lint, format, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+soak: $(STAMP)  ## the minutes-long tests
+	$(BIN)/python -m pytest -m soak
+
+demo: $(STAMP)  ## two ranks train, a collector watches, a query finds where they differ
+	$(BIN)/python deploy/demo/run.py
+
+bench: $(STAMP)  ## what recording costs on this machine
+	$(BIN)/python tests/bench/run.py
+
+proto: $(STAMP)  ## write the Python of the contract again
+	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto --grpc_python_out=proto rankscope/v1/collector.proto
