@@ -4,6 +4,14 @@
 
 from .columns import StatisticsColumns
 from .describe import Description, describe
+from .kernel import kernel_status
 from .tensors import Pending, TensorStatistics
 
-__all__ = ["Description", "Pending", "StatisticsColumns", "TensorStatistics", "describe"]
+__all__ = [
+    "Description",
+    "Pending",
+    "StatisticsColumns",
+    "TensorStatistics",
+    "describe",
+    "kernel_status",
+]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import zlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from .memory import array_at
 
 Array = npt.NDArray[Any]
 
@@ -20,6 +23,7 @@ else:
     _crc32 = isal_zlib.crc32
 
 _WORD_BITS = 64
+_COPIED_BYTES = 1 << 14
 
 
 def crc32(pieces: Iterable[Array | bytes]) -> int:
@@ -39,6 +43,13 @@ def xor64(pieces: Iterable[Array | bytes]) -> int:
         value ^= _rotated(_xor_words(data), 8 * (offset % 8))
         offset += len(data)
     return value
+
+
+def crc32_at(address: int, size: int) -> int:
+    """CRC-32 of `size` bytes of memory."""
+    if size <= _COPIED_BYTES:  # cheaper to copy than to make a view of
+        return _crc32(ctypes.string_at(address, size))
+    return _crc32(array_at(address, np.dtype("u1"), (size,)))
 
 
 def _bytes_of(piece: Array | bytes) -> Array:

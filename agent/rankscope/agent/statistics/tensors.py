@@ -12,25 +12,19 @@ import torch
 from rankscope.v1.collector_pb2 import HAS_CHECKSUM, HAS_COUNTS
 
 from .arena import SMALL_ELEMENTS, Arena
-from .checksum import CHECKSUMS
-from .columns import ROW, Overrides, Partial, StatisticsColumns, columns_of, write_partial
+from .checksum import CHECKSUMS, crc32_at
+from .columns import ROW, Overrides, StatisticsColumns, columns_of, write_partial
 from .device import DeviceResults, is_capturing
-from .dtypes import NUMERIC, Numeric
+from .dtypes import NUMERIC
 from .guard import unseen
-from .memory import (
-    LOWEST_ADDRESS,
-    dense_pieces,
-    extents_of,
-    has_memory,
-    logical_view,
-    strided_view,
-)
-from .numeric import measure_pieces, scaled_overrides
+from .kernel import LARGE_COUNT, codes, load_kernel
+from .memory import LOWEST_ADDRESS, dense_pieces, has_memory, logical_view
+from .plain import float64_overrides, measure_plain
 from .special import NoValues, measure_special, values_of
-from .table import repeated
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _FIRST_ROWS = 1024
+_ROW_BYTES = ROW.itemsize
 _COUNTS_ONLY = np.uint64(HAS_COUNTS)
 _CHECKSUM = np.uint64(HAS_CHECKSUM)
 
@@ -46,14 +40,18 @@ class TensorStatistics:
     entry takes 72 bytes.
     """
 
-    def __init__(self, checksum: str = "", arena_limit_bytes: int = 16 << 20) -> None:
+    def __init__(
+        self, checksum: str = "", arena_limit_bytes: int = 16 << 20, *, use_kernel: bool = True
+    ) -> None:
         if checksum and checksum not in CHECKSUMS:
             raise ValueError(f"checksum: {checksum!r} is not one of '', {', '.join(CHECKSUMS)}")
+        self._kernel = load_kernel() if use_kernel else None
+        self._codes = codes(checksum)
         self._checksum = checksum
         self._limit = arena_limit_bytes
         self._spare: deque[Arena] = deque(maxlen=1)
         self._count = 0
-        self._rows: npt.NDArray[Any] = np.zeros(_FIRST_ROWS, ROW)
+        self._use_rows(np.zeros(_FIRST_ROWS, ROW))
         self._overrides: Overrides = {}
         self._arena = Arena()
         self._devices: dict[torch.device, DeviceResults] = {}
@@ -66,7 +64,7 @@ class TensorStatistics:
         """
         entry = self._count
         if entry == len(self._rows):
-            self._rows = np.concatenate([self._rows, np.zeros(entry, ROW)])
+            self._use_rows(np.concatenate([self._rows, np.zeros(entry, ROW)]))
         self._count = entry + 1
         if tensor is None:
             self._remark(entry, note)
@@ -75,7 +73,7 @@ class TensorStatistics:
             if (
                 type(tensor) not in _PLAIN
                 or _function_modes()
-                or not self._add_small(entry, tensor)
+                or not self._add_common(entry, tensor)
             ):
                 with unseen():
                     self._add_any(entry, tensor)
@@ -98,19 +96,21 @@ class TensorStatistics:
             self._spare,
         )
         self._count = 0
-        self._rows = np.zeros(_FIRST_ROWS, ROW)
+        self._use_rows(np.zeros(_FIRST_ROWS, ROW))
         self._overrides = {}
         self._arena = self._spare.pop() if self._spare else Arena()
         self._devices = {}
         return pending
 
-    def _add_small(self, entry: int, tensor: torch.Tensor) -> bool:
+    def _use_rows(self, rows: npt.NDArray[Any]) -> None:
+        self._rows = rows
+        self._checksums = rows["checksum"]
+        self._address: int = rows.ctypes.data
+
+    def _add_common(self, entry: int, tensor: torch.Tensor) -> bool:
         """The common case, in as few calls as possible; False when the tensor is anything else."""
-        numeric = NUMERIC.get(tensor.dtype)
-        if numeric is None or not tensor.is_cpu:
-            return False
-        elements = tensor.numel()
-        if elements > SMALL_ELEMENTS:
+        code = self._codes.get(tensor.dtype)
+        if code is None or not tensor.is_cpu:
             return False
         try:
             if not tensor.is_contiguous() or tensor.is_neg():
@@ -120,7 +120,21 @@ class TensorStatistics:
             return False
         if address < LOWEST_ADDRESS:
             return False
-        self._arena.add(entry, numeric, address, elements)
+        if self._kernel is None:
+            return self._keep_copy(entry, tensor, address)
+        count = tensor.numel()
+        measure = self._kernel.measure if count < LARGE_COUNT else self._kernel.measure_large
+        if measure(address, count, self._address + entry * _ROW_BYTES, code):
+            self._measure_exactly(entry, tensor)
+        if self._checksum == "md5":
+            self._checksums[entry] = crc32_at(address, tensor.nbytes)
+        return True
+
+    def _keep_copy(self, entry: int, tensor: torch.Tensor, address: int) -> bool:
+        count = tensor.numel()
+        if count > SMALL_ELEMENTS:
+            return False
+        self._arena.add(entry, NUMERIC[tensor.dtype], address, count)
         if self._arena.used_bytes > self._limit:
             self._arena.reduce(self._rows, self._overrides, self._checksum)
         return True
@@ -137,10 +151,7 @@ class TensorStatistics:
         elif tensor.layout is torch.strided and not has_memory(tensor):
             raise NoValues("memory is not allocated")
         else:
-            partial = self._measure(entry, tensor)
-            exact = write_partial(self._rows[entry], partial)
-            if exact:
-                self._override(entry, exact)
+            self._measure_exactly(entry, tensor)
             if self._checksum:
                 self._add_checksum(entry, tensor)
 
@@ -159,23 +170,15 @@ class TensorStatistics:
         if self._checksum:
             results.add_bytes(entry, tensor)
 
-    def _measure(self, entry: int, tensor: torch.Tensor) -> Partial:
-        numeric = NUMERIC.get(tensor.dtype)
-        if (
-            numeric is None
-            or tensor.layout is not torch.strided
-            or tensor.is_nested
-            or tensor.is_neg()
-        ):
-            return measure_special(tensor, self._measure_part)
-        partial = _measure_plain(tensor, numeric)
-        if numeric.name == "float64":
-            pieces = dense_pieces(logical_view(tensor, numeric.storage))
-            self._override(entry, scaled_overrides(partial, pieces, tensor.numel()))
-        return partial
-
-    def _measure_part(self, tensor: torch.Tensor) -> Partial:
-        return _measure_plain(tensor, NUMERIC[tensor.dtype])
+    def _measure_exactly(self, entry: int, tensor: torch.Tensor) -> None:
+        """Any CPU tensor with values, with overrides for what a row cannot hold."""
+        if _is_plain(tensor):
+            partial = measure_plain(tensor, self._kernel)
+            if tensor.dtype is torch.float64:
+                self._override(entry, float64_overrides(tensor, partial))
+        else:
+            partial = measure_special(tensor, lambda part: measure_plain(part, self._kernel))
+        self._override(entry, write_partial(self._rows[entry], partial))
 
     def _add_checksum(self, entry: int, tensor: torch.Tensor) -> None:
         values = values_of(tensor)
@@ -227,8 +230,10 @@ class Pending:
         return columns_of(self._rows[: self.count], self._overrides)
 
 
-def _measure_plain(tensor: torch.Tensor, numeric: Numeric) -> Partial:
-    extents, repeats = extents_of(tensor)
-    view = strided_view(tensor.data_ptr(), numeric.storage, extents)
-    partial = measure_pieces(dense_pieces(view), numeric)
-    return repeated(partial, repeats) if repeats > 1 else partial
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.dtype in NUMERIC
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        and not tensor.is_neg()
+    )
