@@ -186,6 +186,7 @@ DTYPES = [
     ("float64", [], {"max": -2.5, "min": -2.5}, [-2.5] * 4),
     ("int32", [], {"max": -7.0, "min": -7.0, "norm": 7.0}, [-7] * 4),
     ("quint8", [2], NUMBERS, [4.0, -2.0, None, None]),
+    ("qint32", [], {"max": 1.5, "min": 1.5}, [1.5] * 4),
     ("float8_e4m3fn", [2], NUMBERS, NONE),
     ("float4_e2m1fn_x2", [2], NUMBERS, NONE),
     ("float32", [0, 3], {"mean": math.nan, "norm": 0.0}, NONE),

@@ -37,7 +37,6 @@ _FULL = Shows("float", mean=True, norm=True, value_when_0d=True)
 _WIDE = Shows("float", value_when_0d=True)
 _INTEGER = Shows("int", value_when_0d=True)
 _COMPLEX = Shows("float", mean=True)
-_QUANTIZED = Shows("float")
 _NOTHING = Shows("none")
 
 #: Dtypes not listed (float8, float4, bits) print null everywhere.
@@ -58,11 +57,11 @@ SHOWS: Mapping[str, Shows] = {
     "torch.complex32": _COMPLEX,
     "torch.complex64": _COMPLEX,
     "torch.complex128": _COMPLEX,
-    "torch.qint8": _QUANTIZED,
-    "torch.quint8": _QUANTIZED,
-    "torch.qint32": _QUANTIZED,
-    "torch.quint4x2": _QUANTIZED,
-    "torch.quint2x4": _QUANTIZED,
+    "torch.qint8": _WIDE,
+    "torch.quint8": _WIDE,
+    "torch.qint32": _WIDE,
+    "torch.quint4x2": _WIDE,
+    "torch.quint2x4": _WIDE,
 }
 
 
