@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from rankscope.collector.config import Config
-from rankscope.collector.identity import Changes, Identity, State
+from rankscope.collector.identity import Changes, Identity, Process, State
 from rankscope.collector.jobs import (
     Job,
     RemoveFolders,
@@ -25,6 +25,7 @@ from rankscope.collector.rows import (
     RECORDING,
     Row,
     hello_columns,
+    hello_of,
     member_of,
     process_of,
     rank_columns,
@@ -70,7 +71,6 @@ class Book:
         """Rows of the tables `processes` and `steps` of an earlier life are replayed."""
         self._config = config
         self._rows: dict[str, Row] = {}
-        self._seals = 0
         self._crowded = False
         self.steps = Steps(
             seal_after_seconds=config.seal_after_seconds,
@@ -90,8 +90,7 @@ class Book:
         row |= hello_columns(hello)
         if hello.HasField("rank"):
             row |= rank_columns(hello.rank)
-        rank = hello.rank.rank if hello.HasField("rank") else None
-        changes = self.identity.join(process_of(hello, rank))
+        changes = self.identity.join(process_of(hello))
         self.steps.join(process)
         effects = self._effects(changes)
         if self._is_crowded() and not self._crowded:
@@ -146,7 +145,6 @@ class Book:
         if message.HasField("goodbye"):
             reason = message.goodbye.reason
             effects.steps.append(self._step_row(process, sequence, None, "left", reason=reason))
-            effects.add(self.gone(process, State.LEFT, reason, now))
         return effects
 
     def refused(self, process: str, sequence: int, why: str) -> Effects:
@@ -175,12 +173,11 @@ class Book:
 
     def sealed_row(self, seal: Seal, events: int) -> Row:
         """The row that says a step was sealed with so many events."""
-        self._seals += 1
         return {
             "step": seal.step,
             "rank": None,
             "process": None,
-            "batch": self._seals,
+            "batch": None,
             "event": "sealed",
             "events": events,
             "reason": None,
@@ -193,21 +190,34 @@ class Book:
         """Processes of which more may come."""
         return [p for p, m in self.identity.members.items() if m.state is State.LIVE]
 
+    def belongs(self, info: Process) -> bool:
+        """Whether the process is of this run, or would join an instance of it."""
+        return info.process in self._rows or self.identity.instance_for(info) is not None
+
+    def has_left(self, process: str) -> bool:
+        """Whether the process said goodbye."""
+        member = self.identity.members.get(process)
+        return member is not None and member.state is State.LEFT
+
+    def hello_of(self, process: str) -> pb.Hello:
+        """As much of its Hello as the tables keep."""
+        return hello_of(self._rows[process])
+
+    def folders_of(self, process: str) -> list[tuple[int, str]]:
+        """(step, folder) of what stands in the layout for the process."""
+        folder = self.identity.members[process].folder
+        if folder is None or not self._eager():
+            return []
+        steps = self.steps.steps_of(process)
+        return [(step, folder) for step in steps if not self._superseded(process, step)]
+
     def row(self, process: str) -> Row:
         """The newest row of `processes`."""
         return self._rows[process]
 
-    def parts_in_layout(self) -> list[tuple[int, str, str]]:
-        """(step, process, folder) that should stand in the layout."""
-        if not self._eager():
-            return []
-        return [
-            (step, process, member.folder)
-            for process, member in self.identity.members.items()
-            if member.folder
-            for step in self.steps.steps_of(process)
-            if not self._superseded(process, step)
-        ]
+    def in_layout(self) -> list[tuple[str, int, str]]:
+        """(process, step, folder) of all that should stand in the layout."""
+        return [(p, *place) for p in self.identity.members for place in self.folders_of(p)]
 
     # ------------------------------------------------------------------ details
 
@@ -322,7 +332,8 @@ class Book:
             if member.state is State.LIVE:
                 self.steps.join(member.info.process)
         seals: dict[int, Row] = {}
-        known = sorted((r for r in events if r["process"] in self._rows), key=lambda r: r["batch"])
+        known = [r for r in events if r["process"] in self._rows and r["batch"] is not None]
+        known.sort(key=lambda row: row["batch"])
         for row in known:
             if (part := _PART_OF_EVENT.get(row["event"])) is not None:
                 self.steps.event(row["process"], row["step"], part, 0.0)
@@ -331,9 +342,8 @@ class Book:
                 process = member.info.process
                 why = "lost" if member.state is State.LOST else f"left: {left.get(process, '')}"
                 self.steps.leave(process, why, 0.0)
-        for row in sorted((r for r in events if r["event"] == "sealed"), key=lambda r: r["batch"]):
+        for row in sorted((r for r in events if r["event"] == "sealed"), key=lambda r: r["time"]):
             seals[row["step"]] = row
-            self._seals = row["batch"]
         self.steps.restore(map(seal_of, seals.values()), 0.0)
         wrote = {m.instance for m in members if self.steps.steps_of(m.info.process)}
         return Identity(members, wrote)

@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Literal, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -52,10 +52,10 @@ class Finisher(threading.Thread):
         self._store, self._layout, self._reports = store, layout, reports
         self._jobs: deque[Job] = deque()
         self._seals: dict[int, SealStep] = {}
-        self._written: dict[str, set[tuple[int, str]]] = {}
         self._changed = threading.Condition()
         self._stopping = False
         self._busy = False
+        self._maintain = False
 
     def add(self, jobs: Iterable[Job]) -> None:
         """Give more to do."""
@@ -65,6 +65,12 @@ class Finisher(threading.Thread):
                     self._seals[job.seal.step] = job
                 elif not (isinstance(job, RenderStep) and self._merged(job)):
                     self._jobs.append(job)
+            self._changed.notify()
+
+    def maintain_soon(self) -> None:
+        """Tidy the store up before the next job."""
+        with self._changed:
+            self._maintain = True
             self._changed.notify()
 
     def idle(self) -> bool:
@@ -82,9 +88,12 @@ class Finisher(threading.Thread):
     def run(self) -> None:
         while (job := self._next()) is not None:
             try:
-                self._do(job)
+                if job == "maintain":
+                    self._store.maintain()
+                else:
+                    self._do(job)
             except Exception as error:
-                log.exception("%s failed", type(job).__name__)
+                log.exception("%s failed", job if job == "maintain" else type(job).__name__)
                 if isinstance(job, RenderStep | SealStep):
                     self._reports.failed(job, error)
 
@@ -99,14 +108,17 @@ class Finisher(threading.Thread):
                 return True
         return False
 
-    def _next(self) -> Job | None:
+    def _next(self) -> Job | Literal["maintain"] | None:
         with self._changed:
             self._busy = False
-            while not (self._jobs or self._seals):
+            while not (self._jobs or self._seals or self._maintain):
                 if self._stopping:
                     return None
                 self._changed.wait()
             self._busy = True
+            if self._maintain:
+                self._maintain = False
+                return "maintain"
             if self._jobs:
                 return self._jobs.popleft()
             return self._seals.pop(min(self._seals))
@@ -118,12 +130,14 @@ class Finisher(threading.Thread):
             case SealStep():
                 self._reports.sealed(job.seal, self._store.seal(job.seal.step, job.ranks))
             case RenameFolder():
-                self._rename(job)
+                self._layout.rename(job.old, job.new)
             case RemoveFolders():
                 self._layout.remove(job.folders)
             case SayFarewell():
-                folders = sorted(self._written.pop(job.process, ()))
-                self._reports.farewell(job.process, [f"step{s}/{folder}" for s, folder in folders])
+                paths = [self._layout.folder(*folder) for folder in job.folders]
+                there = [path for path in paths if path.is_dir()]
+                names = [str(path.relative_to(self._layout.run_path)) for path in there]
+                self._reports.farewell(job.process, names)
 
     def _render(self, job: RenderStep) -> None:
         processes = list(job.parts)
@@ -134,7 +148,6 @@ class Finisher(threading.Thread):
             header = self._header(job.step, part, own)
             documents = render(_of_process(nodes, process), own, stacks, header)
             self._layout.write(job.step, part.folder, documents)
-            self._written.setdefault(process, set()).add((job.step, part.folder))
 
     def _header(self, step: int, part: Part, records: pa.Table) -> Header:
         data_dir = None
@@ -148,12 +161,6 @@ class Finisher(threading.Thread):
             extra_info=part.extra_info,
             dump_data_dir=data_dir,
         )
-
-    def _rename(self, job: RenameFolder) -> None:
-        self._layout.rename(job.old, job.new)
-        for process, folders in self._written.items():
-            renamed = {(step, job.new if name == job.old else name) for step, name in folders}
-            self._written[process] = renamed
 
 
 def _of_process(table: pa.Table, process: str) -> pa.Table:

@@ -51,9 +51,10 @@ class SealStep:
 
 @dataclass(frozen=True)
 class SayFarewell:
-    """Everything of a process that left stands."""
+    """Everything of a process that left stands; (step, folder) of what was to be written."""
 
     process: str
+    folders: tuple[tuple[int, str], ...]
 
 
 Job = RenderStep | RenameFolder | RemoveFolders | SealStep | SayFarewell

@@ -5,6 +5,7 @@ import socket
 from pathlib import Path
 
 from rankscope.collector import spool_reader
+from rankscope.v1 import collector_pb2 as pb
 
 _TOLERANCE_SECONDS = 2.0
 
@@ -35,15 +36,14 @@ def start_time(pid: int) -> float | None:
     return boot + int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
-def is_gone(
-    host: str, its_boot_id: str, pid: int, started: float, spool: str, process: str
-) -> bool:
+def is_gone(hello: pb.Hello) -> bool:
     """True only when the process cannot come back: its spool's lock is free, or its pid is not its
     own any more. A process of another host is never provably gone."""
-    if not on_this_host(host, its_boot_id):
+    if not on_this_host(hello.host, hello.boot_id):
         return False
-    owned = spool_reader.is_owned(Path(spool), process) if spool else None
+    spool = Path(hello.spool_path) if hello.spool_path else None
+    owned = spool_reader.is_owned(spool, hello.process_uuid) if spool else None
     if owned is not None:
         return not owned
-    now = start_time(pid)
-    return now is None or abs(now - started) > _TOLERANCE_SECONDS
+    started = start_time(hello.pid)
+    return started is None or abs(started - hello.process_started) > _TOLERANCE_SECONDS

@@ -36,7 +36,7 @@ def member_of(row: Row, left: Mapping[str, str]) -> Member:
     return Member(info, row["instance"], row["joined"], row["folder"], state, row["clash"] or "")
 
 
-def process_of(hello: pb.Hello, rank: int | None) -> Process:
+def process_of(hello: pb.Hello) -> Process:
     return Process(
         process=hello.process_uuid,
         host=hello.host,
@@ -46,7 +46,7 @@ def process_of(hello: pb.Hello, rank: int | None) -> Process:
         attempt=hello.attempt,
         parent=hello.parent_process_uuid,
         run_key=hello.run_key,
-        rank=rank,
+        rank=hello.rank.rank if hello.HasField("rank") else None,
         delivered_later=hello.delivered_later,
     )
 
@@ -84,3 +84,16 @@ def rank_columns(rank: pb.Rank) -> Row:
         "group": rank.group or None,
         **{axis: coordinates.get(axis) for axis in AXES},
     }
+
+
+def hello_of(row: Mapping[str, Any]) -> pb.Hello:
+    """As much of a Hello as its row keeps."""
+    return pb.Hello(
+        process_uuid=row["process"],
+        host=row["host"],
+        boot_id=row["boot_id"],
+        pid=row["pid"],
+        process_started=row["process_started"],
+        attempt=row["attempt"],
+        run_key=row["run_key"],
+    )

@@ -4,8 +4,8 @@ Told what happened to which process (`join`, `leave`, `event`, `rows`), it answe
 what is to be done. A step *expects* every process that took part in it without being filtered, and
 every live process that may still take part: one that has not passed on to a later step. It is
 sealed when all of those ended it or are gone, or `seal_after_seconds` after the first one ended it;
-what comes later seals it again. The last seal of a step depends on what each process did, not on the order in
-which the processes were heard.
+what comes later seals it again. The last seal of a step depends on what each process did, not on
+the order in which the processes were heard.
 """
 
 from collections.abc import Iterable, Mapping
@@ -183,6 +183,10 @@ class Steps:
     def idle(self) -> bool:
         """Whether nothing is left to render or seal."""
         return not self._active
+
+    def is_active(self, number: int) -> bool:
+        """Whether something is left to render or seal of the step."""
+        return number in self._active
 
     def took_part(self, process: str, number: int) -> bool:
         """Whether the process has anything in the step."""

@@ -1,0 +1,120 @@
+"""A collector that serves until it is told to stop: what `serve` and the embedded one share."""
+
+import asyncio
+import json
+import logging
+import os
+import re
+import signal
+import socket
+import threading
+import uuid
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rankscope.collector import liveness, server
+from rankscope.collector.config import Config
+
+if TYPE_CHECKING:
+    from rankscope.collector.runs import Runs
+
+log = logging.getLogger(__name__)
+
+
+class ListenError(OSError):
+    """The address cannot be listened on."""
+
+
+class LazyRuns:
+    """Runs that are made when first needed: their libraries take a while to load."""
+
+    def __init__(self, make: Callable[[], "Runs"]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self.made: Runs | None = None
+
+    def get(self) -> "Runs":
+        """The runs. Blocks when called first."""
+        with self._lock:
+            if self.made is None:
+                self.made = self._make()
+            return self.made
+
+    def close(self) -> None:
+        """Commit, render and seal everything."""
+        with self._lock:
+            if self.made is not None:
+                self.made.close()
+
+
+#: Returns when it is time to stop, signals apart.
+Life = Callable[[LazyRuns, server.Servicer], Awaitable[None]]
+
+
+async def serve(
+    runs: LazyRuns,
+    config: Config,
+    address: str,
+    *,
+    collector_id: str,
+    port_file: Path | None = None,
+    life: Life,
+) -> None:
+    """Serve on HOST:PORT until a signal or the end of `life`; then commit, render and seal."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    servicer = server.Servicer(runs, config)
+    try:
+        grpc_server, port = await server.start(servicer, config, address)
+    except RuntimeError as error:
+        raise ListenError(f"cannot listen on {address}: {error}") from error
+    listening = f"{address.rpartition(':')[0]}:{port}"
+    if port_file is not None:
+        write_port_file(port_file, listening, collector_id)
+    log.info("listening on %s", listening)
+    living = asyncio.ensure_future(life(runs, servicer))
+    stopped = asyncio.ensure_future(stop.wait())
+    await asyncio.wait((living, stopped), return_when=asyncio.FIRST_COMPLETED)
+    for task in (living, stopped):
+        task.cancel()
+    if port_file is not None:
+        remove_port_file(port_file)
+    closing = asyncio.ensure_future(grpc_server.stop(grace=3600))
+    servicer.stop_reading()
+    await asyncio.to_thread(runs.close)
+    await asyncio.wait((closing,), timeout=1.0)
+    await grpc_server.stop(grace=None)
+    await asyncio.gather(closing, living, return_exceptions=True)
+    log.info("ended")
+
+
+def write_port_file(path: Path, address: str, collector_id: str) -> None:
+    """Say where this collector listens; written aside and renamed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    content = {
+        "address": address,
+        "pid": os.getpid(),
+        "boot_id": liveness.boot_id(),
+        "collector_id": collector_id,
+    }
+    aside.write_text(json.dumps(content) + "\n")
+    os.replace(aside, path)
+
+
+def remove_port_file(path: Path) -> None:
+    """Remove the port file if it is this process's."""
+    try:
+        if json.loads(path.read_text())["pid"] == os.getpid():
+            path.unlink()
+    except (OSError, ValueError, KeyError):
+        pass
+
+
+def host_id() -> str:
+    """Tells this host from others that share its store: name and hardware address."""
+    name = re.sub(r"[^A-Za-z0-9]+", "-", socket.gethostname())[:40]
+    return f"{name}-{uuid.getnode():012x}"

@@ -1,0 +1,247 @@
+"""Runs that are open: one service a run, and which run a process belongs to."""
+
+import json
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from rankscope.collector import liveness, spool_reader
+from rankscope.collector.book import Book
+from rankscope.collector.config import Config
+from rankscope.collector.finisher import Finisher
+from rankscope.collector.ingest import Committer, Session
+from rankscope.collector.jobs import RenderStep, SealStep
+from rankscope.collector.layout import Layout
+from rankscope.collector.rows import process_of
+from rankscope.collector.steps import Seal
+from rankscope.collector.store import RunStore, StoreUnavailable, side_path
+from rankscope.v1 import collector_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+PROTOCOL_VERSION = 1
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+=-]{0,127}")
+_RETRY_SECONDS = 5.0
+_IDLE_SECONDS = 60.0
+
+
+class RunNameError(ValueError):
+    """A run name that cannot be a folder's."""
+
+
+class RunService:
+    """One open run: its store, what is known about it, and the two threads that work on it."""
+
+    def __init__(self, run_path: Path, collector_id: str, config: Config, version: str) -> None:
+        """Raises StoreUnavailable when the disk refuses."""
+        self.run_path = run_path
+        self.side_path = side_path(run_path)
+        self.idle_since = time.monotonic()
+        self._store = RunStore.open(run_path, collector_id)
+        run_path.mkdir(parents=True, exist_ok=True)
+        rows, events = self._store.processes(), self._store.steps_rows().to_pylist()
+        self._book = Book(config, rows, events)
+        layout = Layout(run_path)
+        self._finisher = Finisher(self._store, layout, self)
+        welcome = pb.Welcome(
+            protocol_version=PROTOCOL_VERSION,
+            collector_version=version,
+            collector_id=collector_id,
+            run=run_path.name,
+            run_path=str(run_path),
+            max_message_bytes=config.max_message_bytes,
+        )
+        self.committer = Committer(
+            self._store, self._book, self._finisher, config, welcome, self.side_path
+        )
+        missing = [
+            (step, process)
+            for process, step, folder in self._book.in_layout()
+            if self._book.steps.is_active(step) or not layout.folder(step, folder).is_dir()
+        ]
+        self.committer.post(lambda: self.committer.restored(missing))
+        self._finisher.start()
+        self.committer.start()
+
+    def takes(self, hello: pb.Hello) -> bool:
+        """Whether a process that names no run belongs to this one."""
+        return self.committer.ask(lambda: self._book.belongs(process_of(hello)))
+
+    def is_busy(self) -> bool:
+        """Whether anything waits to be stored, written or sealed."""
+        return self.committer.busy or not self._finisher.idle()
+
+    def is_closed(self) -> bool:
+        """Whether its thread has ended, by order or by a failure."""
+        return not self.committer.is_alive()
+
+    def close(self) -> None:
+        """Commit, render and seal what is there."""
+        self.committer.stop()
+        self._finisher.stop()
+        self._store.close()
+
+    # ------------------------------------------------------------------ what the finisher reports
+
+    def sealed(self, seal: Seal, events: int) -> None:
+        """A step was sealed: `steps` says so."""
+        self.committer.post(lambda: self.committer.sealed(self._book.sealed_row(seal, events)))
+
+    def failed(self, job: RenderStep | SealStep, error: Exception) -> None:
+        """Tried again when the disk was to blame."""
+        if isinstance(error, OSError | StoreUnavailable):
+            again = lambda: self._finisher.add([job])  # noqa: E731
+            self.committer.post(lambda: self.committer.after(_RETRY_SECONDS, again))
+        else:
+            text = f"step {job.step}" if isinstance(job, RenderStep) else f"step {job.seal.step}"
+            self.committer.post(lambda: self.committer.tell_all(f"{text} is not written: {error}"))
+
+    def farewell(self, process: str, folders: Sequence[str]) -> None:
+        """A process that left may go."""
+        self.committer.post(lambda: self.committer.say_farewell(process, list(folders)))
+
+
+class Runs:
+    """The open runs of a store folder, or the one run of an embedded collector."""
+
+    def __init__(
+        self,
+        config: Config,
+        collector_id: str,
+        version: str,
+        *,
+        store: Path | None = None,
+        run_path: Path | None = None,
+    ) -> None:
+        """Either `store`, the folder of all runs, or `run_path`, the only run."""
+        self._config, self._id, self._version = config, collector_id, version
+        self._store, self._only = store, run_path
+        self._open: dict[Path, RunService] = {}
+        self._keys: dict[Path, str] = {}
+        self._lock = threading.Lock()
+
+    def enter(self, hello: pb.Hello, session: Session) -> RunService:
+        """The run the process belongs to, which has been told of it. Blocks on the disk."""
+        with self._lock:
+            service = self._service_of(hello)
+            service.idle_since = time.monotonic()
+            service.committer.post(lambda: service.committer.hello(hello, session))
+            return service
+
+    def take_in(self, spool: Path) -> None:
+        """Take in what dead processes left in a spool folder."""
+        for process, segments in spool_reader.left_over(spool).items():
+            hello = spool_reader.read_hello(segments)
+            if hello is None or hello.process_uuid != process:
+                log.warning("%s: no Hello in it, left as it is", segments[0])
+                continue
+            hello.spool_path = str(spool)
+            if liveness.is_gone(hello):
+                with self._lock:
+                    committer = self._service_of(hello).committer
+                    committer.post(partial(committer.adopt, hello))
+
+    def open(self) -> list[RunService]:
+        """The open runs."""
+        with self._lock:
+            return list(self._open.values())
+
+    def close_idle(self) -> None:
+        """Close runs that nobody streams to for a while."""
+        with self._lock:
+            now = time.monotonic()
+            for path, service in list(self._open.items()):
+                if service.committer.sessions() or service.is_busy():
+                    service.idle_since = now
+                if service.is_closed() or now - service.idle_since > _IDLE_SECONDS:
+                    del self._open[path]
+                    service.close()
+
+    def close(self) -> None:
+        """Commit, render and seal everything."""
+        with self._lock:
+            for service in self._open.values():
+                service.close()
+            self._open.clear()
+
+    # ------------------------------------------------------------------ details
+
+    def _service_of(self, hello: pb.Hello) -> RunService:
+        return self._service(self._path_of(hello), "" if hello.run else hello.run_key)
+
+    def _service(self, path: Path, run_key: str) -> RunService:
+        service = self._open.get(path)
+        if service is not None and service.is_closed():
+            service.close()
+            service = None
+        if service is None:
+            service = RunService(path, self._id, self._config, self._version)
+            self._open[path] = service
+            self._keys[path] = _mark(service.side_path, run_key)
+        return service
+
+    def _path_of(self, hello: pb.Hello) -> Path:
+        if self._only is not None:
+            return self._only
+        assert self._store is not None
+        if hello.run:
+            if not _NAME.fullmatch(hello.run) or hello.run.endswith(".rankscope"):
+                raise RunNameError(
+                    f"run name {hello.run!r}: allowed are letters, digits, and _ . : @ + = - "
+                    "(not first), at most 128, not ending in .rankscope"
+                )
+            return self._store / hello.run
+        return self._run_of_key(self._store, hello) or self._new_run(self._store, hello.run_key)
+
+    def _run_of_key(self, store: Path, hello: pb.Hello) -> Path | None:
+        for path, service in reversed(self._open.items()):
+            if self._keys[path] == hello.run_key and not service.is_closed():
+                if service.takes(hello):
+                    return path
+        if not hello.run_key:
+            return None
+        marks = [m for m in store.glob("*.rankscope/run.json") if _key(m) == hello.run_key]
+        if not marks:
+            return None
+        newest = max(marks, key=lambda mark: mark.stat().st_mtime)
+        path = store / newest.parent.name.removesuffix(".rankscope")
+        if path in self._open or not self._service(path, hello.run_key).takes(hello):
+            return None
+        return path
+
+    def _new_run(self, store: Path, run_key: str) -> Path:
+        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{_slug(run_key)}"
+        number = 1
+        path = store / name
+        while path.exists() or side_path(path).exists():
+            number += 1
+            path = store / f"{name}-{number}"
+        return path
+
+
+def _mark(folder: Path, run_key: str) -> str:
+    """Keep the key a run was named for, so that a restarted collector finds it again."""
+    mark = folder / "run.json"
+    if mark.exists():
+        return _key(mark) or ""
+    aside = folder / "run.json.tmp"
+    aside.write_text(json.dumps({"run_key": run_key}))
+    os.replace(aside, mark)
+    return run_key
+
+
+def _key(mark: Path) -> str | None:
+    try:
+        return str(json.loads(mark.read_text())["run_key"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _slug(run_key: str) -> str:
+    words = [w for w in run_key.split(":")[1:] if not re.fullmatch(r"[0-9a-f-]{32,36}", w)]
+    return re.sub(r"[^A-Za-z0-9_.]+", "-", "-".join(words) or run_key).strip("-.")[:60] or "run"
