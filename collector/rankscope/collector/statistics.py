@@ -155,8 +155,10 @@ def _override_object(value: Any) -> dict[str, Any]:
 
 
 def _number(name: str, value: Any) -> float | None:
-    if value is None or value in _SPECIAL:
-        return _SPECIAL[value] if value else None
+    if value is None:
+        return None
+    if isinstance(value, str) and value in _SPECIAL:
+        return _SPECIAL[value]
     if not isinstance(value, bool | int | float):
         allowed = "a number, null or one of " + ", ".join(_SPECIAL)
         raise MalformedBatch("columns.values", f"{name} is {value!r}, allowed: {allowed}")

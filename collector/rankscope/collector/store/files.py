@@ -5,7 +5,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake.transaction import AddAction
 
-from rankscope.collector.store.errors import StoreError, foreign_errors
+from rankscope.collector.store.errors import foreign_errors
 
 ROW_GROUP_ROWS = 131_072
 
@@ -90,8 +90,9 @@ def read_file(
     fields = [field for field in schema if columns is None or field.name in columns]
     texts = [field.name for field in schema if pa.types.is_dictionary(field.type)]
     with pq.ParquetFile(root / name, read_dictionary=texts) as file:
-        table = file.read(columns=[field.name for field in fields if field.name != "step"])
-    if "step" not in table.column_names and any(field.name == "step" for field in fields):
+        stored = set(file.schema_arrow.names)
+        table = file.read(columns=[field.name for field in fields if field.name in stored])
+    if "/" in name and any(field.name == "step" for field in fields):
         step = int(name.split("/")[0].removeprefix("step="))
         table = table.append_column("step", pa.repeat(pa.scalar(step, pa.int64()), len(table)))
     wanted = pa.schema(fields)
@@ -124,14 +125,6 @@ def fsync(path: Path) -> None:
 def remove_files(root: Path, names: Collection[str]) -> None:
     for name in names:
         (root / name).unlink(missing_ok=True)
-
-
-def check_rows(rows: Collection[Mapping[str, object]], schema: pa.Schema) -> None:
-    """Raises StoreError for keys that are no columns: Arrow would drop them without a word."""
-    for row in rows:
-        unknown = set(row) - set(schema.names)
-        if unknown:
-            raise StoreError(f"no such columns: {sorted(unknown)}; allowed: {schema.names}")
 
 
 def _statistics(table: pa.Table) -> str:

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from rankscope.collector.decode import DecodedBatch
 from rankscope.collector.schema import PARTITIONED, TABLES
-from rankscope.collector.store.files import check_rows
+from rankscope.collector.store.errors import StoreError
 
 Row = Mapping[str, Any]
 
@@ -31,8 +31,8 @@ class Group:
     sequences: dict[str, int] = field(init=False)  # highest of each process
 
     def __post_init__(self) -> None:
-        check_rows(self.steps, TABLES["steps"])
-        check_rows(self.processes, TABLES["processes"])
+        rows_table(self.steps, TABLES["steps"])
+        rows_table(self.processes, TABLES["processes"])
         sequences: dict[str, int] = {}
         for batch in self.batches:
             sequences[batch.process] = max(batch.sequence, sequences.get(batch.process, 0))
@@ -47,14 +47,14 @@ class Group:
         """The rows that `table` lacks when it has all batches of a process up to `stored` of it."""
         schema = TABLES[table]
         if table == "processes":
-            return pa.Table.from_pylist(list(loose), schema=schema)
+            return rows_table(loose, schema)
         if table == "steps":
             of_batches = [
                 row
                 for row in self.steps
                 if row.get("batch") is not None and row["batch"] > stored(row["process"])
             ]
-            return pa.Table.from_pylist([*of_batches, *loose], schema=schema)
+            return rows_table([*of_batches, *loose], schema)
         parts = [getattr(batch, table) for batch in self._lacking(stored)]
         return pa.concat_tables([schema.empty_table(), *parts])
 
@@ -66,10 +66,29 @@ class Group:
                 yield batch
 
 
+def rows_table(rows: Sequence[Row], schema: pa.Schema) -> pa.Table:
+    """Rows as a table; raises StoreError for unknown columns and for values that do not fit.
+
+    Arrow would drop the former and turn 2.7 into 2 without a word, so it infers types first.
+    """
+    unknown = set().union(*rows) - set(schema.names)
+    if unknown:
+        raise StoreError(f"no such columns: {sorted(unknown)}; allowed: {schema.names}")
+    columns = []
+    for column in schema:
+        try:
+            columns.append(pa.array([row.get(column.name) for row in rows]).cast(column.type))
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+            raise StoreError(f"{column.name}: {error}") from error
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
 def by_step(table: str, rows: pa.Table) -> list[tuple[int | None, pa.Table]]:
-    """The rows split by their partition, in order; [(None, rows)] for a table without."""
+    """The rows split by their partition, in order; under None for a table without."""
+    if not len(rows):
+        return []
     if table not in PARTITIONED:
-        return [(None, rows)] if len(rows) else []
+        return [(None, rows)]
     steps = rows["step"].to_numpy()
     if np.any(np.diff(steps) < 0):
         order = np.argsort(steps, kind="stable")
