@@ -41,7 +41,9 @@ class Api:
 class ApiTable:
     """The parsed table: names per prefix, and the names that risk levels leave out or keep."""
 
-    prefixes: Mapping[str, tuple[str, tuple[str, ...]]]  # prefix -> (path of the Python object, names)
+    prefixes: Mapping[
+        str, tuple[str, tuple[str, ...]]
+    ]  # prefix -> (path of the Python object, names)
     low: frozenset[str]
     core: frozenset[str]
 
@@ -55,7 +57,9 @@ class ApiTable:
                 prefix: (str(entry["of"]), tuple(map(str, entry["names"])))
                 for prefix, entry in raw.items()
             }
-            return cls(prefixes, frozenset(levels.get("low", ())), frozenset(levels.get("core", ())))
+            return cls(
+                prefixes, frozenset(levels.get("low", ())), frozenset(levels.get("core", ()))
+            )
         except (OSError, yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
             raise ConfigError(
                 f"rankscope.apis: cannot read {str(path)!r} ({type(error).__name__}: {error}); "

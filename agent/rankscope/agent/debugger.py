@@ -1,11 +1,11 @@
 """PrecisionDebugger: the calls a training script makes, with msProbe's names and meaning.
 
-    debugger = PrecisionDebugger(config_path="config.json")
-    for batch in data:
-        debugger.start(model)
-        train(batch)
-        debugger.stop()
-        debugger.step()
+debugger = PrecisionDebugger(config_path="config.json")
+for batch in data:
+    debugger.start(model)
+    train(batch)
+    debugger.stop()
+    debugger.step()
 """
 
 from __future__ import annotations

@@ -105,7 +105,11 @@ def _slice(value: slice) -> Encoded:
 def _other(value: Any) -> Encoded:
     """Null in dump.json; the tables say what it was."""
     kind = type(value)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    name = (
+        kind.__qualname__
+        if kind.__module__ == "builtins"
+        else f"{kind.__module__}.{kind.__qualname__}"
+    )
     return Leaf(pb.NULL, name[:256]), ""
 
 

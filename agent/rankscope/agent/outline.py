@@ -164,7 +164,9 @@ def _build(tree: tuple[tuple[str, str, Any], ...]) -> bytes:
     leaves: list[pb.LeafTemplate] = []
     fields = {}
     for name, part, node in tree:
-        if part:  # a parameter's gradient: a list of one that is addressed by the parameter's name alone
+        if (
+            part
+        ):  # a parameter's gradient: a list of one that is addressed by the parameter's name alone
             fields[name] = [_number(item, part, name, leaves) for item in node[1:]]
         else:
             fields[name] = _number(node, name, "", leaves)

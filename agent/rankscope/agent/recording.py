@@ -7,7 +7,6 @@ import sys
 import threading
 import uuid
 import weakref
-from typing import Any
 
 import torch
 from torch import nn
@@ -36,7 +35,9 @@ class Recording:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._recorder = Recorder("" if config.summary_mode == "statistics" else config.summary_mode)
+        self._recorder = Recorder(
+            "" if config.summary_mode == "statistics" else config.summary_mode
+        )
         self._session = Session(config, ApiTable.load(), self._recorder)
         self._taps = Taps(self._session)
         self._lock = threading.RLock()
@@ -90,7 +91,9 @@ class Recording:
                 self._wake()
             session.clear_step()
             session.step += 1
-            if self._started:  # step() without stop(): recording goes on in the next step, if that is wanted
+            if (
+                self._started
+            ):  # step() without stop(): recording goes on in the next step, if that is wanted
                 if self._wants_step():
                     self._begin()
                 else:
@@ -148,7 +151,9 @@ class Recording:
         steps = self._config.steps
         if not steps or self._session.step <= max(steps):
             return False
-        self._say_once("info", f"the last selected step, {max(steps)}, is over; recording has ended")
+        self._say_once(
+            "info", f"the last selected step, {max(steps)}, is over; recording has ended"
+        )
         return True
 
     def _skip(self, reason: str) -> None:
@@ -188,7 +193,7 @@ class Recording:
             device=_device(),
             spool_path=transport_config.spool_folder(),
         )
-        identity.announce_to_children(process_uuid)
+        os.environ[identity.PARENT_VARIABLE] = identity.parent_value(process_uuid)
         self._transport = Transport(transport_config, hello, _Source(self), log)
         self._transport.start()
         signals.install(self._flush_on_signal, self._recorder.when_free)
@@ -270,4 +275,3 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork") and "rankscope.agent.recording" in sys.modules:
     os.register_at_fork(after_in_child=_after_fork)
-

@@ -10,7 +10,10 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import count
+from types import FrameType
 from typing import Any
+
+import torch
 
 from rankscope.agent import recorder as rec
 from rankscope.agent.apis import ApiTable
@@ -18,6 +21,8 @@ from rankscope.agent.config import Config
 from rankscope.agent.log import log
 from rankscope.agent.outline import Part
 from rankscope.agent.recorder import Recorder
+
+_graph_task = torch._C._current_graph_task_id
 
 
 class ThreadState(threading.local):
@@ -52,7 +57,9 @@ class Session:
         self._pending_nodes: list[tuple[int, int, int, int, int]] = []
         self._scopes_seen: set[int] = set()
         self.parents: dict[int, int] = {}  # module forward record -> its parent, in this step
-        self.mirrors: dict[int, int] = {}  # module forward record -> its backward record, once that is awaited
+        self.mirrors: dict[
+            int, int
+        ] = {}  # module forward record -> its backward record, once that is awaited
         self.before_node: Callable[[int], None] = lambda sequence: None  # set by the module tap
         self._faults: set[str] = set()
         self._names: dict[str, list[tuple[int, int]]] = defaultdict(list)
@@ -89,9 +96,7 @@ class Session:
         """A module record begins; it takes its place in construct.json right after the next record that completes."""
         self._pending_nodes.append((name, kind, direction, parent, stack))
 
-    def complete_node(
-        self, name: int, kind: int, direction: int, parent: int, stack: int
-    ) -> None:
+    def complete_node(self, name: int, kind: int, direction: int, parent: int, stack: int) -> None:
         """A record is complete: it takes its place, then the modules that have begun by now."""
         self.recorder.event(self.step, name, rec.NODE, kind, direction, parent, stack)
         self.flush_nodes()
@@ -126,6 +131,13 @@ class Session:
             forward_parent = self.parents.get(forward_parent, 0)
         return 0
 
+    def enter_forward(self) -> None:
+        """A forward record begins; inside a backward pass (recomputation) what was due before this node is written."""
+        if _graph_task() >= 0:
+            node = torch._C._current_autograd_node()
+            if node is not None:
+                self.before_node(node._sequence_nr())
+
     # ------------------------------------------------------------------------------------------------- events
 
     def event(
@@ -142,8 +154,9 @@ class Session:
         if self.has_data:
             self.recorder.event(self.step, name, what, kind, direction, parent, stack, parts)
 
-    def stack(self) -> int:
-        return self.recorder.stacks.capture() if self.config.extra_info else 0
+    def stack(self, frame: FrameType | None = None) -> int:
+        """Id of the stack from `frame`, or from the caller; 0 without extra_info."""
+        return self.recorder.stacks.capture(frame) if self.config.extra_info else 0
 
     # -------------------------------------------------------------------------------------------------- guard
 

@@ -22,12 +22,13 @@ class StackTable:
         self._skip: dict[CodeType, bool] = {}
         self._lines: dict[tuple[CodeType, int], str | None] = {}
 
-    def capture(self) -> int:
-        """Id of the stack of the caller, innermost frame first, frames of the agent left out."""
+    def capture(self, frame: FrameType | None = None) -> int:
+        """Id of the stack from `frame` (the caller's when None) outwards, frames of the agent left out."""
         key: list[object] = []
         append = key.append
         skip = self._skip
-        frame: FrameType | None = sys._getframe(1)
+        if frame is None:
+            frame = sys._getframe(1)
         while frame is not None:
             code = frame.f_code
             ours = skip.get(code)

@@ -11,8 +11,9 @@ Operators arrive under the name of the method they end in (`x + 1` and `x.add(1)
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Sequence
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from rankscope.agent.outline import Part
 from rankscope.agent.session import Session
 from rankscope.agent.taps import mode_stack, openbody, operators
 from rankscope.agent.taps.api_backward import watch_backward
+from rankscope.agent.taps.callsite import Arguments, own_frame, written_arguments
 
 _tracing = torch._C._get_tracing_state
 
@@ -70,7 +72,19 @@ class FunctionTap(TorchFunctionMode):
             return func(*args, **kwargs)
         api = self._apis.get(func) if written is None else self._by_operator.get(written)
         if api is not None:
-            return self._call(api, func, args, kwargs)
+            frame = sys._getframe(1)
+            if type(func) is FunctionType:
+                own = own_frame(func, frame)
+                if own is not None and own.f_back is not None:
+                    return self._call(
+                        api,
+                        func,
+                        args,
+                        kwargs,
+                        own.f_back,
+                        written_arguments(func, own, args, kwargs),
+                    )
+            return self._call(api, func, args, kwargs, frame, (args, kwargs))
         if type(func) is FunctionType:
             body = openbody.open_body(func)
             if body is not None:
@@ -96,15 +110,23 @@ class ApiCall:
         self._keeps = functools.cache(lambda api: session.apis.keeps(api, session.risk_level))
 
     def __call__(
-        self, api: Api, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        api: Api,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        frame: FrameType,
+        written: Arguments,
     ) -> Any:
+        """`frame` is the caller's, `written` are the arguments as it wrote them."""
         session = self._session
         try:
+            session.enter_forward()
             forward, backward = session.api_names(api.stem)
             kept = self._keeps(api)
-            stack = session.stack()
+            stack = session.stack(frame) if kept else 0
             if kept:
-                parts = (Part("input_args", args), Part("input_kwargs", kwargs))
+                parts = (Part("input_args", written[0]), Part("input_kwargs", written[1]))
                 session.event(
                     forward, rec.INPUT, rec.API, rec.FORWARD, session.parent(), stack, parts
                 )
@@ -118,7 +140,7 @@ class ApiCall:
         finally:
             local.api_open = False
         try:
-            self._after(api, forward, backward, kept, stack, args, kwargs, output)
+            self._after(api, forward, backward, kept, stack, written, output)
         except Exception as error:
             session.fault(f"the output of {api.stem}", error)
         return output
@@ -130,8 +152,7 @@ class ApiCall:
         backward: int,
         kept: bool,
         stack: int,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        written: Arguments,
         output: Any,
     ) -> None:
         session = self._session
@@ -139,7 +160,7 @@ class ApiCall:
         if kept:
             parts = (Part("output", as_output(output)),)
             session.event(forward, rec.OUTPUT, rec.API, rec.FORWARD, parent, stack, parts)
-            watch_backward(session, api, backward, parent, args, kwargs, output)
+            watch_backward(session, api, backward, parent, *written, output)
         session.complete_node(forward, rec.API, rec.FORWARD, parent, stack)
 
 

@@ -8,15 +8,19 @@ nodes that exist anyway are used:
 * from the outputs the graph is walked back to the noted edges; each node that sends something along such an edge is a
   *consumer*, and a post-hook on it will see that part of the input's gradient. The parts are added in order of arrival.
 
-A record is written where the full hook's input node would have run: once the last consumer has run, but not before the engine
-comes to a node of lower priority. The engine runs the ready node with the highest sequence number first (gradient
-accumulators before everything), and the full hook's node would bear the number current when the forward began.
+A record is written where the full hook's input node would have run. The engine runs the ready node with the highest sequence
+number first (gradient accumulators before everything), and that node would bear the number current when the forward
+began. Whatever consumes a tensor is younger than what produced it, so when a node older than the call runs, all
+of the call's nodes that will ever run have run: that is when the record is written, also when some outputs were not used.
+
+An output that the module itself uses again (y, y + 1) has the gradient that comes from outside: what its producer
+receives less what the module's own nodes sent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
@@ -37,7 +41,6 @@ class Awaited:
 
     __slots__ = (
         "call",
-        "consumers",
         "inputs",
         "name",
         "outputs",
@@ -55,22 +58,25 @@ class Awaited:
         self.call = call  # tells calls of equal sequence apart: the inner one is later
         self.outputs = 0  # number of output gradients
         self.inputs = 0  # number of input gradients
-        self.consumers = 0  # number of consumer nodes
-        self.passed: list[tuple[int, int]] = []  # (output, input) pairs where the input is returned as output
+        self.passed: list[
+            tuple[int, int]
+        ] = []  # (output, input) pairs where the input is returned as output
 
 
 class Arrival:
     """What one backward pass has brought for one Awaited."""
 
-    __slots__ = ("awaited", "consumers_left", "inputs", "outputs", "outputs_left", "parent")
+    __slots__ = ("awaited", "inputs", "inside", "outputs", "outputs_left", "parent")
 
     def __init__(self, awaited: Awaited, parent: int) -> None:
         self.awaited = awaited
         self.parent = parent
         self.outputs: list[torch.Tensor | None] = [None] * awaited.outputs
         self.inputs: list[torch.Tensor | None] = [None] * awaited.inputs
+        self.inside: dict[
+            int, torch.Tensor
+        ] = {}  # output index -> what the module's own nodes sent to it
         self.outputs_left = awaited.outputs
-        self.consumers_left = awaited.consumers
 
 
 class ModuleBackward:
@@ -79,7 +85,9 @@ class ModuleBackward:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._calls = 0
-        self._passes: dict[int, dict[Awaited, Arrival]] = {}  # by the engine's id of a backward pass
+        self._passes: dict[
+            int, dict[Awaited, Arrival]
+        ] = {}  # by the engine's id of a backward pass
         session.before_node = self.before_node
 
     def end_step(self) -> None:
@@ -106,29 +114,25 @@ class ModuleBackward:
         inputs'. `producers` are those of the calls inside it, and gets this call's. False: there will be none."""
         awaited = Awaited(name, parent, self._session.step, *began)
         awaited.outputs, awaited.inputs = len(outputs), len(edges)
-        places = {edge: index for index, edge in reversed(list(enumerate(edges)))}
-        found = False
-        for index, tensor in enumerate(outputs):
-            edge = _edge(tensor)
+        places: dict[Edge, int] = {}
+        for index, edge in enumerate(edges):
+            places.setdefault(edge, index)
+        output_edges = [_edge(tensor) for tensor in outputs]
+        inside: dict[Edge, int] = {}
+        for index, edge in enumerate(output_edges):
             if edge is None:
                 continue
-            found = True
+            inside.setdefault(edge, index)
             if edge in places:
                 awaited.passed.append((index, places[edge]))
             producer = producers.get(edge[0])
             if producer is None:
                 producer = producers[edge[0]] = Producer(self, edge[0])
             producer.add(awaited, edge[1], index)
-        if found and edges:
-            self._hook_consumers(awaited, places, [e for t in outputs if (e := _edge(t))])
-        return found
-
-    def _hook_consumers(
-        self, awaited: Awaited, places: dict[Edge, int], outputs: list[Edge]
-    ) -> None:
-        for node, sends in consumers(outputs, places, awaited.sequence):
-            awaited.consumers += 1
-            node.register_hook(_ConsumerHook(self, awaited, sends, node._sequence_nr()))
+        if inside and (edges or len(inside) > 1):
+            for node, sends in consumers(inside, places, awaited.sequence):
+                node.register_hook(_ConsumerHook(self, awaited, sends, node._sequence_nr()))
+        return bool(inside)
 
     # ----------------------------------------------------------------------------------------- at the backward
 
@@ -136,12 +140,15 @@ class ModuleBackward:
         """A node with this priority runs: write the records whose turn was before it."""
         arrivals = self._passes.get(_graph_task())
         if arrivals:
-            self._write(arrivals, [a for a in arrivals.values() if _complete(a)], sequence)
+            self._write(arrivals, sequence)
 
     def output_arrived(self, awaited: Awaited, index: int, gradient: torch.Tensor | None) -> None:
         arrival = self._arrival(awaited)
         if arrival is None:
             return
+        inside = arrival.inside.pop(index, None)
+        if inside is not None and gradient is not None:
+            gradient = _difference(gradient, inside)
         arrival.outputs[index] = gradient
         arrival.outputs_left -= 1
         for output, place in awaited.passed:
@@ -151,17 +158,21 @@ class ModuleBackward:
             # Nothing upstream wants a gradient: the full hook fires at once.
             self._finish(self._passes[_graph_task()], arrival)
 
-    def consumer_ran(self, awaited: Awaited, sends: list[tuple[int, int]], inputs: Gradients) -> None:
-        """`sends` pairs the consumer's own gradient outputs with places among the module's inputs."""
+    def consumer_ran(self, awaited: Awaited, sends: list[Send], inputs: Gradients) -> None:
+        """Gradients went along the edges of `sends`."""
         arrival = self._arrival(awaited)
         if arrival is None:
             return
-        arrival.consumers_left -= 1
-        for number, place in sends:
-            gradient = inputs[number]
-            if gradient is not None:
-                known = arrival.inputs[place]
-                arrival.inputs[place] = gradient if known is None else known.detach() + gradient.detach()
+        for send in sends:
+            gradient = inputs[send.number]
+            if gradient is None:
+                continue
+            if send.to_input:
+                known = arrival.inputs[send.index]
+                arrival.inputs[send.index] = gradient if known is None else known + gradient
+            else:
+                before = arrival.inside.get(send.index)
+                arrival.inside[send.index] = gradient if before is None else before + gradient
 
     def _arrival(self, awaited: Awaited) -> Arrival | None:
         session = self._session
@@ -182,18 +193,16 @@ class ModuleBackward:
         return arrival
 
     def _end(self, task: int) -> None:
-        """A backward pass is over: write what is complete in its order, then what will stay incomplete."""
-        arrivals = self._passes.get(task, {})
+        """A backward pass is over: write what is left."""
+        arrivals = self._passes.pop(task, {})
         with torch._C.DisableTorchFunction():
-            self._write(arrivals, [a for a in arrivals.values() if _complete(a)], -1)
-            self._write(arrivals, list(arrivals.values()), -1)
-        self._passes.pop(task, None)
+            self._write(arrivals, -1)
 
-    def _write(
-        self, arrivals: dict[Awaited, Arrival], ready: Iterable[Arrival], sequence: int
-    ) -> None:
-        due = [a for a in ready if a.awaited.sequence > sequence]
-        for arrival in sorted(due, key=lambda a: (a.awaited.sequence, a.awaited.call), reverse=True):
+    def _write(self, arrivals: dict[Awaited, Arrival], sequence: int) -> None:
+        due = [a for a in arrivals.values() if a.awaited.sequence > sequence]
+        for arrival in sorted(
+            due, key=lambda a: (a.awaited.sequence, a.awaited.call), reverse=True
+        ):
             self._finish(arrivals, arrival)
 
     def _finish(self, arrivals: dict[Awaited, Arrival], arrival: Arrival) -> None:
@@ -232,13 +241,16 @@ class Producer:
                 owner.before_node(self._sequence)
                 for awaited, number, index in self._awaited:
                     owner.output_arrived(awaited, index, gradients[number])
+                    owner.before_node(
+                        self._sequence
+                    )  # a call that only hands its input on is over now
         except Exception as error:
             owner._session.fault("a module's output gradient", error)
 
 
 class _ConsumerHook:
     def __init__(
-        self, owner: ModuleBackward, awaited: Awaited, sends: list[tuple[int, int]], sequence: int
+        self, owner: ModuleBackward, awaited: Awaited, sends: list[Send], sequence: int
     ) -> None:
         self._owner, self._awaited, self._sends = owner, awaited, sends
         self._sequence = sequence
@@ -250,12 +262,6 @@ class _ConsumerHook:
                 self._owner.consumer_ran(self._awaited, self._sends, inputs)
         except Exception as error:
             self._owner._session.fault("a module's input gradient", error)
-
-
-def _complete(arrival: Arrival) -> bool:
-    return not arrival.consumers_left and bool(
-        arrival.awaited.consumers or not arrival.outputs_left
-    )
 
 
 def gradient_edges(tensors: Iterable[torch.Tensor]) -> list[Edge]:
@@ -271,30 +277,50 @@ def _edge(tensor: torch.Tensor) -> Edge | None:
     return (edge.node, edge.output_nr)
 
 
-def consumers(
-    outputs: list[Edge], places: dict[Edge, int], since: int
-) -> list[tuple[Node, list[tuple[int, int]]]]:
-    """Nodes between `outputs` and the noted edges that send along a noted edge, with (own output, place) pairs.
+class Send(NamedTuple):
+    """A node's gradient output `number` goes to input or output `index` of a module call."""
 
-    Nodes older than `since` and not noted belong to what ran before the call: the walk does not enter them."""
-    found: list[tuple[Node, list[tuple[int, int]]]] = []
-    todo = [node for node, number in outputs if (node, number) not in places]
+    number: int
+    to_input: bool
+    index: int
+
+
+def consumers(
+    outputs: dict[Edge, int], inputs: dict[Edge, int], since: int
+) -> list[tuple[Node, list[Send]]]:
+    """Nodes between a call's outputs and inputs that send along one of these edges.
+
+    Nodes older than `since` that are no input belong to what ran before the call: the walk does not enter them."""
+    found: list[tuple[Node, list[Send]]] = []
+    todo = [edge[0] for edge in outputs if edge not in inputs]
     seen = set(todo)
     while todo:
         node = todo.pop()
         sends = []
-        for number, (following, output) in enumerate(node.next_functions):
-            if following is None:
-                continue
-            place = places.get((following, output))
+        for number, following in enumerate(node.next_functions):
+            place = inputs.get(following)
             if place is not None:
-                sends.append((number, place))
-            elif following not in seen and following._sequence_nr() >= since:
-                seen.add(following)
-                todo.append(following)
+                sends.append(Send(number, True, place))
+                continue
+            index = outputs.get(following)
+            if index is not None:
+                sends.append(Send(number, False, index))
+            target = following[0]
+            if target is not None and target not in seen and target._sequence_nr() >= since:
+                seen.add(target)
+                todo.append(target)
         if sends:
             found.append((node, sends))
     return found
+
+
+def _difference(total: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+    """total - part, computed wide; total itself where that says nothing (infinities, sparse)."""
+    try:
+        rest = (total.detach().double() - part.detach().double()).to(total.dtype)
+        return rest if bool(torch.isfinite(rest).all()) else total
+    except (RuntimeError, TypeError):
+        return total
 
 
 def _pop_last(names: list[int], name: int) -> None:

@@ -37,35 +37,37 @@ class _Call:
     stack: int
     began: tuple[int, int]
     raised_before: BaseException | None
+    producers: dict[Node, Producer]  # of all calls inside the outermost one
     edges: list[Edge] = field(default_factory=list)
-    producers: dict[Node, Producer] = field(default_factory=dict)
 
 
 class ModuleTap:
     """Records the modules below the models given to `start`."""
 
-    def __init__(self, session: Session, on_outermost: Callable[[bool], None] | None = None) -> None:
+    def __init__(
+        self, session: Session, on_outermost: Callable[[bool], None] | None = None
+    ) -> None:
         self._session = session
         self._backward = ModuleBackward(session)
         self._parameters = ParameterGradients(session)
         self._handles: list[RemovableHandle] = []
-        self._hooked: set[int] = set()
+        self._hooked: set[tuple[int, type]] = set()
         self._on_outermost = on_outermost
         self._wants_backward = "backward" in session.config.data_mode
 
     def start(self, model: Model) -> None:
         """Hook the modules below `model`; those of earlier models stay hooked until `stop`."""
+        for root in model if isinstance(model, list | tuple) else (model,):
+            self._hook(root, _RootHooks(self))
         for stem, module in named_modules(model):
-            if id(module) in self._hooked:
-                continue
-            self._hooked.add(id(module))
-            hooks = _Hooks(self, stem)
-            self._handles.append(
-                module.register_forward_pre_hook(hooks.before, with_kwargs=True)
-            )
-            self._handles.append(
-                module.register_forward_hook(hooks.after, with_kwargs=True, always_call=True)
-            )
+            self._hook(module, _Hooks(self, stem))
+
+    def _hook(self, module: nn.Module, hooks: _Hooks) -> None:
+        if (key := (id(module), type(hooks))) not in self._hooked:
+            self._hooked.add(key)
+            before = module.register_forward_pre_hook(hooks.before, with_kwargs=True)
+            after = module.register_forward_hook(hooks.after, with_kwargs=True, always_call=True)
+            self._handles += [before, after]
 
     def stop(self) -> None:
         for handle in self._handles:
@@ -82,16 +84,18 @@ class ModuleTap:
 
     def before(self, stem: str, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         session = self._session
+        session.enter_forward()
         number = session.next_call(stem)
         forward = session.recorder.name_id(f"{stem}.forward.{number}")
         backward = session.recorder.name_id(f"{stem}.backward.{number}")
         parent, stack = session.parent(), session.stack()
         session.parents[forward] = parent
-        call = _Call(
-            module, forward, backward, parent, stack, self._backward.begin(), sys.exc_info()[1]
-        )
+        frames = session.local.frames
+        producers = frames[-1].producers if frames else {}
+        began, raised = self._backward.begin(), sys.exc_info()[1]
+        call = _Call(module, forward, backward, parent, stack, began, raised, producers)
         session.local.modules.append(forward)
-        session.local.frames.append(call)
+        frames.append(call)
         if torch.is_grad_enabled():
             tensors = [*tensors_in(args), *tensors_in(kwargs)]
             call.edges = gradient_edges(t for t in tensors if t.requires_grad)
@@ -106,7 +110,9 @@ class ModuleTap:
         if call is None:
             return
         error = sys.exc_info()[1]
-        if output is None and error is not None and error is not call.raised_before:
+        raised = output is None and error is not None and error is not call.raised_before
+        # A recomputation that stops early is no failure: the record is complete, with nothing as its output.
+        if raised and type(error).__name__ != "_StopRecomputationError":
             session.flush_nodes()
             return
         own = module.named_parameters(recurse=False)
@@ -120,8 +126,6 @@ class ModuleTap:
                 call.backward, call.parent, call.began, call.edges, outputs, call.producers
             ):
                 session.mirrors[call.forward] = call.backward
-        if session.local.frames:
-            session.local.frames[-1].producers.update(call.producers)
         session.flush_nodes()
 
     def _close(self, module: nn.Module) -> _Call | None:
@@ -131,7 +135,7 @@ class ModuleTap:
             if local.frames[index].module is module:
                 call: _Call = local.frames[index]
                 del local.frames[index:]
-                if call.forward in local.modules:
+                if call.forward in local.modules:  # a root has no record
                     del local.modules[local.modules.index(call.forward) :]
                 return call
         return None
@@ -161,6 +165,20 @@ class _Hooks:
                 self._tap.after(module, output)
         except Exception as error:
             self._tap._session.fault(f"the output of {self._stem}", error)
+
+
+class _RootHooks(_Hooks):
+    """A model given to start() has no record of its own; its call only bounds what the calls inside share."""
+
+    def __init__(self, tap: ModuleTap) -> None:
+        super().__init__(tap, "the model")
+
+    def before(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        frames = self._tap._session.local.frames
+        frames.append(_Call(module, 0, 0, 0, 0, (0, 0), None, {}))
+
+    def after(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        self._tap._close(module)
 
 
 def named_modules(model: Model) -> Iterator[tuple[str, nn.Module]]:
