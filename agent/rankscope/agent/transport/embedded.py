@@ -7,6 +7,7 @@ port file. Should two still start one, the collector's own lock lets one live.
 import fcntl
 import importlib.util
 import json
+import math
 import os
 import subprocess
 import sys
@@ -34,7 +35,7 @@ class EmbeddedCollector:
     """Locator of the one collector per host and RUN."""
 
     def __init__(self, run_path: Path, log: LogFunction) -> None:
-        self.starting = True
+        self.retry_seconds = 0.05
         self._run_path = run_path
         self._sidecar = sidecar_of(run_path)
         self._log = log
@@ -44,18 +45,22 @@ class EmbeddedCollector:
         self._lock_fd = -1
         self._given_up = False
 
+    @property
+    def exit_patience_seconds(self) -> float:
+        """It is there or on its way, unless it was said that it cannot be."""
+        return 0.0 if self._given_up else math.inf
+
     def locate(self, needed: bool) -> str | None:
         """Never blocks; starts a collector when `needed` and none lives."""
+        if self._process is not None:
+            self._process.poll()  # lets go of a dead child
         port = read_port_file(self._sidecar / "port")
         if port is not None:
             self._release_start()
-            self.starting = False
             return str(port["address"])
-        if self._given_up or not needed:
-            self.starting = False
-            return None
-        self.starting = True
-        if not self._is_being_started():
+        idle = self._given_up or not needed
+        self.retry_seconds = 0.5 if idle else 0.05
+        if not idle and not self._is_being_started():
             self._start()
         return None
 
@@ -101,7 +106,6 @@ class EmbeddedCollector:
 
     def _give_up(self, reason: str) -> None:
         self._given_up = True
-        self.starting = False
         self._release_start()
         self._log("warning", f"{reason}; records are only kept in the spool")
 
@@ -160,12 +164,22 @@ def read_port_file(path: Path) -> dict[str, Any] | None:
         port = json.loads(path.read_text())
         if port["boot_id"] != boot_id() or not port["address"]:
             return None
-        os.kill(int(port["pid"]), 0)
-    except PermissionError:  # it lives, under another user
-        return dict(port)
+        return dict(port) if _is_alive(int(port["pid"])) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return dict(port)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it lives, under another user
+        return True
+    try:  # a dead child of a rank that has not asked for it yet
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (OSError, IndexError):
+        return True
 
 
 def missing_libraries() -> list[str]:

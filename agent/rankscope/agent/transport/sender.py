@@ -27,8 +27,12 @@ REFUSED_PAUSE_SECONDS = 10.0
 class Locator(Protocol):
     """Where the collector is."""
 
-    starting: bool
-    """A collector is on its way: an exit may wait for it."""
+    retry_seconds: float
+    """When to ask again after None."""
+
+    @property
+    def exit_patience_seconds(self) -> float:
+        """How long an exit may wait for a collector that has not answered yet."""
 
     def locate(self, needed: bool) -> str | None:
         """An address to try, None when there is none now; `needed`: something waits to be sent."""
@@ -40,9 +44,10 @@ class Locator(Protocol):
 class FixedAddresses:
     """Addresses from the configuration, each tried in turn."""
 
-    starting = False
+    retry_seconds = 0.0
 
-    def __init__(self, addresses: tuple[str, ...]) -> None:
+    def __init__(self, addresses: tuple[str, ...], exit_patience_seconds: float = 1.0) -> None:
+        self.exit_patience_seconds: float = exit_patience_seconds
         self._addresses = addresses
         self._index = 0
 
@@ -170,7 +175,7 @@ class Sender:
         """One stream from its hello to its end; returns how long to wait before the next."""
         address = self._locator.locate(needed=self.backlog > 0 or self.welcome is None)
         if address is None:
-            return 0.05 if self._locator.starting else self._config.max_backoff_seconds / 4
+            return self._locator.retry_seconds
         self.address = address
         stream = Stream(self._config, self._hello(), self._outbox, self)
         stub = self._stub(address)
@@ -205,9 +210,7 @@ class Sender:
                 self._close_channel()
 
     def _stub(self, address: str) -> Any:
-        grpc = load_grpc(self._log)
-        from rankscope.v1 import collector_pb2_grpc
-
+        grpc, collector_pb2_grpc = load_grpc(self._log)
         if self._channel is None or self._channel_address != address:
             self._close_channel()
             self._channel = grpc.insecure_channel(address, options=self._options())
@@ -327,8 +330,11 @@ class Sender:
             self._log(level, text)
 
 
-def load_grpc(log: LogFunction) -> Any:
-    """Import gRPC so that forks of this process stay harmless and nothing is printed; once."""
+def load_grpc(log: LogFunction) -> tuple[Any, Any]:
+    """Import gRPC and its stubs so that forks stay harmless and nothing is printed.
+
+    Call it first on the script's own thread: a fork while another thread imports is not safe.
+    """
     fork_support = os.environ.get("GRPC_ENABLE_FORK_SUPPORT", "").lower()
     if "grpc" in sys.modules and fork_support not in ("0", "false", "no", "off"):
         _warn_about_fork(log)
@@ -336,7 +342,9 @@ def load_grpc(log: LogFunction) -> Any:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     import grpc
 
-    return grpc
+    from rankscope.v1 import collector_pb2_grpc
+
+    return grpc, collector_pb2_grpc
 
 
 _warned_about_fork = False
