@@ -17,7 +17,8 @@ Array = npt.NDArray[Any]
 
 #: float64 copies of a block stay in the second-level cache.
 BLOCK_ELEMENTS = 1 << 15
-_DOT_ELEMENTS = 1 << 13
+_DOT_ELEMENTS = 1 << 10
+# Long float32 sums of equal values drift by 1e-6 and more; sums of rows this long stay below.
 _ONES = np.ones((_DOT_ELEMENTS, 1), np.float32)
 _ZERO = np.zeros(1, np.int64)
 
@@ -50,7 +51,7 @@ def _may_hold_special(sums_of_squares: Array) -> bool:
 
 def measure_array(values: Array, numeric: Numeric) -> Partial:
     """Statistics of a one-dimensional contiguous array as it lies in memory; not empty."""
-    fast = numeric.name == "float32" and values.size >= _DOT_ELEMENTS
+    fast = numeric.name == "float32" and values.size >= BLOCK_ELEMENTS // 4
     step = 4 * BLOCK_ELEMENTS if fast else BLOCK_ELEMENTS
     blocks = (values[i : i + step] for i in range(0, values.size, step))
     measure = _measure_single if fast else _measure_block

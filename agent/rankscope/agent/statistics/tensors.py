@@ -78,9 +78,10 @@ class TensorStatistics:
                 with unseen():
                     self._add_any(entry, tensor)
         except NoValues as error:
-            self._drop(entry, str(error))
+            note = self._drop(entry, note, str(error))
         except Exception as error:
-            self._drop(entry, f"statistics failed: {type(error).__name__}: {error}")
+            reason = f"statistics failed: {type(error).__name__}: {error}"
+            note = self._drop(entry, note, reason)
         if note:
             self._remark(entry, note)
 
@@ -187,9 +188,10 @@ class TensorStatistics:
         self._rows[entry]["checksum"] = CHECKSUMS[self._checksum](pieces)
         self._rows[entry]["flags"] |= _CHECKSUM
 
-    def _drop(self, entry: int, note: str) -> None:
+    def _drop(self, entry: int, note: str, reason: str) -> str:
         self._rows[entry] = np.zeros((), ROW)
-        self._overrides[entry] = {"note": note}
+        self._overrides.pop(entry, None)
+        return f"{note}; {reason}" if note else reason
 
     def _remark(self, entry: int, note: str) -> None:
         if note:
