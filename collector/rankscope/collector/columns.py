@@ -13,6 +13,7 @@ Ids = npt.NDArray[np.uint32]
 Rows = npt.NDArray[np.int64]
 _Indices = npt.NDArray[np.int32]
 
+_NO_TEXT = np.full(1, -1, np.int32)
 _HEX = np.array([b"%02x" % byte for byte in range(256)]).view(np.uint16)
 
 
@@ -48,40 +49,36 @@ class Texts:
     Repeats are removed because Parquet's dictionary pages must not have any.
     """
 
-    def __init__(self, texts: Sequence[str | None] | pa.Array) -> None:
-        encoded = pa.array(texts, pa.string()).dictionary_encode()
-        self.dictionary = encoded.dictionary
-        self._indices: _Indices = encoded.indices.fill_null(-1).to_numpy()
-        self._has_nulls = encoded.null_count > 0
+    def __init__(self, texts: Sequence[str | None]) -> None:
+        known = [text for text in dict.fromkeys(texts) if text is not None]
+        self.dictionary = pa.array(known, pa.string())
+        self._indices: _Indices | None = None  # None: text i stands at i
+        self._has_nulls = False
+        if len(known) != len(texts):
+            positions: dict[str | None, int] = {text: i for i, text in enumerate(known)}
+            indices = [positions.get(text, -1) for text in texts]
+            self._indices = np.array(indices, np.int32)
+            self._has_nulls = -1 in indices
 
     def take(self, ids: npt.NDArray[Any]) -> pa.DictionaryArray:
         """The texts of 0-based ids."""
-        indices = self._indices[ids]
+        indices = ids.astype(np.int32) if self._indices is None else self._indices[ids]
         mask = indices < 0 if self._has_nulls else None
         return pa.DictionaryArray.from_arrays(pa.array(indices, mask=mask), self.dictionary)
 
     def take_optional(self, ids: Ids) -> pa.DictionaryArray:
-        """The texts of 1-based ids, null for 0."""
-        indices = np.concatenate((np.full(1, -1, np.int32), self._indices))[ids]
-        return pa.DictionaryArray.from_arrays(pa.array(indices, mask=indices < 0), self.dictionary)
+        """The texts of 1-based ids, null for 0; the texts have no nulls."""
+        indices = ids.astype(np.int32) - 1
+        mask = indices < 0
+        if self._indices is not None:
+            indices = np.concatenate((self._indices, _NO_TEXT))[indices]
+        return pa.DictionaryArray.from_arrays(pa.array(indices, mask=mask), self.dictionary)
 
 
 def constant_column(text: str, count: int) -> pa.DictionaryArray:
     """One text, `count` times."""
-    return Texts([text]).take(np.zeros(count, np.int32))
-
-
-def sparse_column(
-    values: npt.NDArray[Any], valid: npt.NDArray[np.bool_], rows: Rows, count: int
-) -> pa.Array:
-    """A column of `count` rows: values[i] at rows[i] where valid[i], null elsewhere."""
-    if len(rows) == count:
-        return pa.array(values, mask=~valid)
-    spread = np.zeros(count, values.dtype)
-    mask = np.ones(count, np.bool_)
-    spread[rows] = values
-    mask[rows] = ~valid
-    return pa.array(spread, mask=mask)
+    indices = pa.array(np.zeros(count, np.int32))
+    return pa.DictionaryArray.from_arrays(indices, pa.array([text], pa.string()))
 
 
 def sparse_texts(texts: pa.Array, rows: Rows, count: int) -> pa.Array:

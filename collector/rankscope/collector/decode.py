@@ -13,14 +13,17 @@ import pyarrow.compute as pc
 from google.protobuf.message import DecodeError
 
 from rankscope.collector.columns import Ids, Rows, Texts, read_ids, sparse_texts
-from rankscope.collector.events import MAX_INT64, WHATS, Events, Expansion
-from rankscope.collector.outlines import NEEDS_VALUE, MalformedBatch, parse_json
+from rankscope.collector.events import MAX_INT64, Events, Expansion
+from rankscope.collector.outlines import FORMS, NEEDS_VALUE, MalformedBatch, parse_json
 from rankscope.collector.schema import NODES, RECORDS, STACKS
-from rankscope.collector.statistics import Statistics, TensorLeaves
+from rankscope.collector.statistics import Statistics
 from rankscope.v1 import collector_pb2 as pb
 
 __all__ = ["DecodedBatch", "MalformedBatch", "decode", "refused_batch"]
 
+_NEEDS_VALUE = np.isin(np.arange(max(FORMS) + 1), NEEDS_VALUE)
+_NO_STACKS = STACKS.empty_table()
+_EMPTY = pa.scalar("", pa.string())
 _MAX_DATA_NAME_BYTES = 256 * 1024 * 1024
 
 
@@ -95,6 +98,8 @@ def _check_count(field: str, count: int) -> None:
 
 
 def _stacks_table(message: pb.Batch, process: str) -> pa.Table:
+    if not message.stacks:
+        return _NO_STACKS
     rows = [
         {"process": process, "stack": stack.id, "frames": list(stack.frames)}
         for stack in message.stacks
@@ -103,11 +108,7 @@ def _stacks_table(message: pb.Batch, process: str) -> pa.Table:
 
 
 def _nodes_table(events: Events) -> pa.Table:
-    structures = Texts([outline.structure for outline in events.outlines])
-    columns = events.arrow_columns()
-    columns["what"] = WHATS.take(events.what)
-    columns["structure"] = structures.take_optional(events.outline)
-    columns["leaves"] = pa.array(events.leaves.astype(np.int32))
+    columns = events.node_columns()
     return pa.Table.from_arrays([columns[name] for name in NODES.names], schema=NODES)
 
 
@@ -116,10 +117,8 @@ def _records_table(events: Events, wire: pb.Columns, summary_mode: str) -> pa.Ta
     values = [parse_json(text, "columns.values") for text in wire.values]
     value_ids = read_ids("leaf_value", wire.leaf_value, leaves.count, len(values) + 1)
     _check_values(leaves, value_ids)
-    tensors = TensorLeaves(
-        leaves.tensors, leaves.count, leaves.elements(), value_ids[leaves.tensors]
-    )
-    statistics = Statistics(wire, tensors, values)
+    elements = leaves.templates.elements(leaves.position)
+    statistics = Statistics(wire, leaves.tensors, elements, value_ids, values)
     columns: dict[str, Any] = events.arrow_columns(leaves.event)
     columns |= leaves.arrow_columns()
     columns |= statistics.arrow_columns(summary_mode)
@@ -129,19 +128,20 @@ def _records_table(events: Events, wire: pb.Columns, summary_mode: str) -> pa.Ta
 
 
 def _check_values(leaves: Expansion, value_ids: Ids) -> None:
-    if np.any(np.isin(leaves.form, NEEDS_VALUE) & (value_ids == 0)):
+    if np.any(_NEEDS_VALUE[leaves.form] & (value_ids == 0)):
         raise MalformedBatch("columns.leaf_value", "a SCALAR or VERBATIM leaf has no value")
 
 
 def _data_names(events: Events, leaves: Expansion, captured: Rows) -> pa.Array:
-    name_ids = pa.array(events.name[leaves.event[captured]])
-    templates = pa.array(leaves.template[captured])
-    names, suffixes = events.raw_names, leaves.templates["file_suffix"]
+    if not len(captured):
+        return pa.nulls(leaves.count, pa.string())
+    names = events.names_at(leaves.event[captured])
+    suffixes, positions = leaves.templates.suffixes, pa.array(leaves.position[captured])
     size = sum(
-        pc.sum(pc.binary_length(texts).take(ids)).as_py() or 0
-        for texts, ids in ((names, name_ids), (suffixes, templates))
+        pc.sum(pc.binary_length(texts).take(ids)).as_py()
+        for texts, ids in ((names.dictionary, names.indices), (suffixes, positions))
     )
     if size > _MAX_DATA_NAME_BYTES:
         raise MalformedBatch("columns.names", f"{size} bytes of file names")
-    texts = pc.binary_join_element_wise(names.take(name_ids), suffixes.take(templates), "")
+    texts = pc.binary_join_element_wise(names.dictionary_decode(), suffixes.take(positions), _EMPTY)
     return sparse_texts(texts, captured, leaves.count)

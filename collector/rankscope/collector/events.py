@@ -13,7 +13,8 @@ from rankscope.collector.columns import (
     read_column,
     read_ids,
 )
-from rankscope.collector.outlines import FORMS, MalformedBatch, parse_outline, templates_of
+from rankscope.collector.outlines import FORMS, MalformedBatch, parse_outline
+from rankscope.collector.templates import templates_of
 from rankscope.v1 import collector_pb2 as pb
 
 #: More leaves, or more distinct steps, than any honest batch has.
@@ -21,8 +22,8 @@ MAX_ROWS = 5_000_000
 MAX_STEPS = 10_000
 MAX_INT64 = 2**63 - 1
 
-WHATS = Texts([None, "node", "input", "output"])
-FORM_TEXTS = Texts([None, *(FORMS[form] for form in sorted(FORMS))])
+_WHATS = Texts([None, "node", "input", "output"])
+_FORMS = Texts([None, *(FORMS[form] for form in sorted(FORMS))])
 _KINDS = Texts([None, "api", "module", "parameters_grad", "scope", "save"])
 _DIRECTIONS = Texts([None, "forward", "backward"])
 
@@ -37,8 +38,7 @@ class Events:
         if columns.first_event > MAX_INT64 - count:
             raise MalformedBatch("columns.first_event", f"{columns.first_event} is too large")
         self._seq = columns.first_event + np.arange(count, dtype=np.int64)
-        self.raw_names = pa.array(columns.names, pa.string())
-        self._names = Texts(self.raw_names)
+        self._names = Texts(columns.names)
         names = len(columns.names)
         self.name = read_ids("event_name", columns.event_name, count, names)
         self._parent = read_ids("event_parent", columns.event_parent, count, names + 1)
@@ -53,15 +53,14 @@ class Events:
         self.steps = self._distinct_steps()
 
     def _read_outlines(self, columns: pb.Columns) -> None:
-        self.outlines = [parse_outline(outline) for outline in columns.outlines]
-        known = len(self.outlines)
-        self.outline = read_ids("event_outline", columns.event_outline, self.count, known + 1)
+        outlines = tuple(parse_outline(outline) for outline in columns.outlines)
+        self.outline = read_ids(
+            "event_outline", columns.event_outline, self.count, len(outlines) + 1
+        )
         if np.any((self.what == pb.NODE) & (self.outline != 0)):
             raise MalformedBatch("columns.event_outline", "a NODE event has data")
-        sizes = np.fromiter((outline.leaves for outline in self.outlines), np.int64, known)
-        nothing = np.zeros(1, np.int64)
-        self.leaves = np.concatenate((nothing, sizes))[self.outline]
-        self.first_template = np.concatenate((nothing, np.cumsum(sizes) - sizes))[self.outline]
+        self.templates = templates_of(outlines)
+        self.leaves = self.templates.leaves[self.outline]
 
     def _distinct_steps(self) -> tuple[int, ...]:
         steps: tuple[int, ...] = tuple(np.unique(self.step).tolist())
@@ -71,6 +70,18 @@ class Events:
             reason = f"{len(steps)} distinct steps, at most {MAX_STEPS}"
             raise MalformedBatch("columns.event_step", reason)
         return steps
+
+    def names_at(self, rows: Any) -> pa.DictionaryArray:
+        """The record names of the events at `rows`."""
+        return self._names.take(self.name[rows])
+
+    def node_columns(self) -> dict[str, pa.Array]:
+        """The columns of NODES."""
+        return self.arrow_columns() | {
+            "what": _WHATS.take(self.what),
+            "structure": self.templates.structures.take_optional(self.outline),
+            "leaves": pa.array(self.leaves.astype(np.int32)),
+        }
 
     def arrow_columns(self, rows: Any = slice(None)) -> dict[str, pa.Array]:
         """The columns that nodes and records have in common, of the events at `rows`."""
@@ -83,7 +94,7 @@ class Events:
             "process": constant_column(process, count),
             "batch": pa.array(np.full(count, sequence, np.int64)),
             "seq": pa.array(self._seq[rows]),
-            "record": self._names.take(self.name[rows]),
+            "record": self.names_at(rows),
             "kind": _KINDS.take(self._kind[rows]),
             "direction": _DIRECTIONS.take(self._direction[rows]),
             "stack": pa.array(stack, mask=stack == 0),
@@ -103,27 +114,14 @@ class Expansion:
         first = np.cumsum(events.leaves) - events.leaves
         self.event: Rows = np.repeat(np.arange(events.count), events.leaves)
         self.leaf: Rows = np.arange(self.count) - first[self.event]
-        self.template: Rows = events.first_template[self.event] + self.leaf
-        self.templates = templates_of(events.outlines)
-        forms = np.concatenate([np.zeros(0, np.uint8), *(o.forms for o in events.outlines)])
-        self.form = forms[self.template]
+        self.templates = events.templates
+        self.position: Rows = self.templates.first[events.outline][self.event] + self.leaf
+        self.form = self.templates.forms(self.position)
         self.tensors: Rows = np.flatnonzero(self.form == pb.TENSOR)
 
     def arrow_columns(self) -> dict[str, pa.Array]:
         """The columns of RECORDS that come from leaf templates."""
-        columns = {
-            name: Texts(self.templates[name]).take(self.template)
-            for name in ("part", "path", "type", "dtype", "extra")
+        return self.templates.arrow_columns(self.position) | {
+            "leaf": pa.array(self.leaf.astype(np.int32)),
+            "form": _FORMS.take(self.form),
         }
-        rows = pa.array(self.template)
-        for name in ("shape", "requires_grad"):
-            columns[name] = self.templates[name].take(rows)
-        columns["leaf"] = pa.array(self.leaf.astype(np.int32))
-        columns["form"] = FORM_TEXTS.take(self.form)
-        return columns
-
-    def elements(self) -> Rows:
-        """Number of elements of each tensor leaf."""
-        elements = self.templates["elements"].fill_null(0).to_numpy()
-        of_tensors: Rows = elements[self.template[self.tensors]]
-        return of_tensors

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -28,9 +28,10 @@ NEEDS_VALUE = (pb.SCALAR, pb.VERBATIM)
 _FILE_PARTS = {"input_args": "input", "input_kwargs": "kwargs", "parameters_grad": None}
 _MAX_DIMENSIONS = 256
 _MAX_INT64 = 2**63 - 1
-_CACHED_BYTES = 16 * 1024
+_CACHED_BYTES = 4 * 1024
 
-_TEMPLATES = pa.schema(
+#: Columns of leaf templates.
+TEMPLATES = pa.schema(
     [
         ("part", pa.string()),
         ("path", pa.string()),
@@ -54,7 +55,7 @@ class MalformedBatch(ValueError):
         self.reason = reason
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ParsedOutline:
     """One outline: its structure text and its leaf templates as columns."""
 
@@ -72,13 +73,6 @@ def parse_outline(serialized: bytes) -> ParsedOutline:
     if len(serialized) > _CACHED_BYTES:
         return _parse(serialized)
     return _parse_cached(serialized)
-
-
-def templates_of(outlines: Sequence[ParsedOutline]) -> pa.RecordBatch:
-    """The leaf templates of all outlines, one after another."""
-    if not outlines:
-        return pa.RecordBatch.from_pylist([], schema=_TEMPLATES)
-    return pa.concat_batches([outline.templates for outline in outlines])
 
 
 def parse_json(text: str, field: str) -> Any:
@@ -108,7 +102,7 @@ def _parse(serialized: bytes) -> ParsedOutline:
     rows = [_template(leaf) for leaf in outline.leaves]
     forms = np.fromiter((leaf.form for leaf in outline.leaves), np.uint8, len(rows))
     return ParsedOutline(
-        outline.structure, pa.RecordBatch.from_pylist(rows, schema=_TEMPLATES), forms
+        outline.structure, pa.RecordBatch.from_pylist(rows, schema=TEMPLATES), forms
     )
 
 

@@ -69,18 +69,20 @@ class Group:
 def rows_table(rows: Sequence[Row], schema: pa.Schema) -> pa.Table:
     """Rows as a table; raises StoreError for unknown columns and for values that do not fit.
 
-    Arrow would drop the former and turn 2.7 into 2 without a word, so it infers types first.
+    Arrow would drop the former and turn 2.7 into 2 without a word. Types are given, not inferred,
+    because each inference looks for optional packages on disk.
     """
     unknown = set().union(*rows) - set(schema.names)
     if unknown:
         raise StoreError(f"no such columns: {sorted(unknown)}; allowed: {schema.names}")
-    columns = []
     for column in schema:
-        try:
-            columns.append(pa.array([row.get(column.name) for row in rows]).cast(column.type))
-        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
-            raise StoreError(f"{column.name}: {error}") from error
-    return pa.Table.from_arrays(columns, schema=schema)
+        values = (row.get(column.name) for row in rows)
+        if pa.types.is_integer(column.type) and any(isinstance(value, float) for value in values):
+            raise StoreError(f"{column.name} holds integers only, not fractions")
+    try:
+        return pa.Table.from_pylist(list(rows), schema=schema)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise StoreError(f"rows do not fit {schema.names}: {error}") from error
 
 
 def by_step(table: str, rows: pa.Table) -> list[tuple[int | None, pa.Table]]:
