@@ -13,7 +13,6 @@ from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-def
 from .guard import unseen
 
 _functorch = torch._C._functorch
-_WAITING = "AsyncCollectiveTensor"
 
 
 @dataclass(frozen=True)
@@ -51,9 +50,9 @@ def _describe(tensor: torch.Tensor) -> Description:
     kind = type(tensor)
     if kind in (torch.Tensor, torch.nn.Parameter):
         return _plain(tensor)
-    for name in (base.__name__ for base in kind.__mro__):
-        if name in _KINDS:
-            return _KINDS[name](tensor)
+    for base in kind.__mro__:
+        if base.__name__ in _KINDS and base.__module__.startswith("torch."):
+            return _KINDS[base.__name__](tensor)
     return _subclass(tensor)
 
 
@@ -111,7 +110,7 @@ _KINDS = {
     "FakeTensor": _fake,
     "FunctionalTensor": _functional,
     "DTensor": _distributed,
-    _WAITING: _waiting,
+    "AsyncCollectiveTensor": _waiting,
     "NestedTensor": _jagged,
 }
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from .columns import Partial
+from .dtypes import NUMERIC
 from .table import combine, combine_all
 
 Measure = Callable[[torch.Tensor], Partial]
@@ -53,16 +54,16 @@ def measure_special(tensor: torch.Tensor, measure: Measure) -> Partial:
     plain = values_of(tensor)
     if plain.is_complex():
         return _measure_complex(plain, measure)
-    if plain.dtype.is_floating_point and plain.dtype not in (torch.float32, torch.float64):
-        return _in_blocks(plain, _single, measure)
-    return measure(plain)
+    if plain.dtype in NUMERIC:
+        return measure(plain)
+    return _in_blocks(plain, _single, measure)
 
 
 def _single(tensor: torch.Tensor) -> torch.Tensor:
     try:
         return tensor.to(torch.float32)
     except RuntimeError as error:
-        raise NoValues(f"torch cannot convert {tensor.dtype}") from error
+        raise NoValues(f"torch cannot read {tensor.dtype}") from error
 
 
 def _measure_sparse(tensor: torch.Tensor, measure: Measure) -> Partial:
