@@ -7,11 +7,12 @@ import zlib
 
 import pytest
 
+from rankscope.agent.transport import disk_spool as spool_module
 from rankscope.agent.transport import segment as segment_module
-from rankscope.agent.transport import spool as spool_module
+from rankscope.agent.transport.disk_spool import DiskSpool
 from rankscope.agent.transport.leftovers import LeftoverSpool, claim, spools_in
 from rankscope.agent.transport.segment import read_frames
-from rankscope.agent.transport.spool import DiskSpool, MemorySpool
+from rankscope.agent.transport.spool import MemorySpool
 from rankscope.v1 import collector_pb2 as pb
 
 UUID = "0123456789abcdef" * 2
@@ -40,7 +41,11 @@ def test_a_segment_is_exactly_what_readers_expect(tmp_path):
     assert content == expected
 
 
-def test_batches_are_read_back_by_sequence_over_segment_borders(tmp_path):
+@pytest.mark.parametrize("recent_bytes", [0, 10_000, 2 << 20])
+def test_batches_are_read_back_by_sequence_over_segment_borders(
+    tmp_path, monkeypatch, recent_bytes
+):
+    monkeypatch.setattr(spool_module, "RECENT_BYTES", recent_bytes)
     spool = open_spool(tmp_path, segment=4096)
     payloads = [os.urandom(random.Random(n).randrange(3000)) for n in range(20)]
     assert all(spool.append(payload) for payload in payloads)
@@ -162,7 +167,8 @@ def test_every_cut_of_a_segment_ends_it_at_a_whole_frame(tmp_path):
     assert [frame.stored.sequence for frame in read_frames(cut)] == [0, 1]
 
 
-def test_a_deleted_folder_does_not_stop_the_reader(tmp_path):
+def test_a_deleted_folder_does_not_stop_the_reader(tmp_path, monkeypatch):
+    monkeypatch.setattr(spool_module, "RECENT_BYTES", 0)
     spool = open_spool(tmp_path, segment=900)
     for _ in range(3):
         assert spool.append(b"x" * 900)

@@ -18,6 +18,11 @@ from rankscope.agent.transport import Transport, TransportConfig, signals
 from rankscope.v1 import collector_pb2 as pb
 
 
+def say(*words):
+    """One write: a fork in another thread must not copy half a line in a buffer."""
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
+
+
 class Source:
     def __init__(self, size):
         self.size = size
@@ -34,7 +39,7 @@ class Source:
         return pb.Batch(steps=[step], columns=pb.Columns(max=bytes(self.size)))
 
     def lost(self, batch, reason):
-        print("lost", reason, flush=True)
+        say("lost", reason)
 
 
 def main():
@@ -55,8 +60,8 @@ def main():
         process_started=time.time(),
         recording=pb.Recording(task="statistics", level="L1", summary_mode="statistics"),
     )
-    print("uuid", hello.process_uuid, flush=True)
-    transport = Transport(config, hello, source, lambda level, text: print(text, flush=True))
+    say("uuid", hello.process_uuid)
+    transport = Transport(config, hello, source, lambda _, text: say(text))
     os.register_at_fork(after_in_child=transport.abandon_after_fork)
     transport.start()
     SCENARIOS[sys.argv[2]](transport, source)
@@ -72,7 +77,7 @@ def record(transport, source, count):
 
 
 def close_at_exit(transport, source):
-    atexit.register(lambda: print("closed", transport.close("exit").complete, flush=True))
+    atexit.register(lambda: say("closed", transport.close("exit").complete))
     record(transport, source, 20)
 
 
@@ -87,17 +92,17 @@ def no_close(transport, source):
 
 def hold(transport, source):
     record(transport, source, 20)
-    print("recorded", flush=True)
+    say("recorded")
     while sys.stdin.readline():
         record(transport, source, 5)
-        print("recorded", flush=True)
-    print("closed", transport.close("exit").complete, flush=True)
+        say("recorded")
+    say("closed", transport.close("exit").complete)
 
 
 def await_signal(transport, source):
     signals.install(lambda seconds: transport.close("signal 15", seconds))
     record(transport, source, 20)
-    print("recorded", flush=True)
+    say("recorded")
     while True:
         threading.Event().wait(60)
 
@@ -117,9 +122,9 @@ def fork(transport, source):
             assert transport.flush(5) is False
             assert transport.close("exit").complete is False
             leave(3)
-        print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        say("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     record(transport, source, 5)
-    print("closed", transport.close("exit").complete, flush=True)
+    say("closed", transport.close("exit").complete)
 
 
 SCENARIOS = {

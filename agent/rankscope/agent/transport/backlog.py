@@ -3,8 +3,9 @@
 import time
 
 from rankscope.agent.transport.config import TransportConfig
+from rankscope.agent.transport.disk_spool import DiskSpool
 from rankscope.agent.transport.results import BatchSource
-from rankscope.agent.transport.spool import DiskSpool, MemorySpool, Spool
+from rankscope.agent.transport.spool import MemorySpool, Spool
 from rankscope.agent.transport.stream import LogFunction
 from rankscope.v1 import collector_pb2 as pb
 

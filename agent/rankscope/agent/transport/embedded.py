@@ -21,6 +21,8 @@ from rankscope.agent.transport.stream import LogFunction
 COLLECTOR_MODULE = "rankscope.collector.embedded"
 START_PATIENCE_SECONDS = 20.0
 MAX_STARTS = 3
+LONG_LIFE_SECONDS = 60.0
+"""A collector that lived this long does not count towards `MAX_STARTS`."""
 # They concern the training script's interpreter and would change or break the collector's.
 DROPPED_VARIABLES = (
     "PYTHONSTARTUP",
@@ -40,6 +42,7 @@ class EmbeddedCollector:
         self._sidecar = sidecar_of(run_path)
         self._log = log
         self._starts = 0
+        self._awaited = False  # started by us, and its port file not seen yet
         self._process: _Collector | None = None
         self._started_at = 0.0
         self._lock_fd = -1
@@ -56,6 +59,7 @@ class EmbeddedCollector:
             self._process.poll()  # lets go of a dead child
         port = read_port_file(self._sidecar / "port")
         if port is not None:
+            self._awaited = False
             self._release_start()
             return str(port["address"])
         idle = self._given_up or not needed
@@ -68,26 +72,29 @@ class EmbeddedCollector:
         """The port file is read again each time: nothing to remember."""
 
     def _is_being_started(self) -> bool:
-        process = self._process
-        if process is None:
+        """The one we started may still come; status 0: it detached, or another one was first."""
+        if not self._awaited or self._process is None:
             return False
-        if process.poll() is None and time.monotonic() - self._started_at < START_PATIENCE_SECONDS:
+        waited = time.monotonic() - self._started_at
+        if self._process.returncode in (None, 0) and waited < START_PATIENCE_SECONDS:
             return True
-        if process.returncode == 0 and time.monotonic() - self._started_at < 2.0:
-            return True  # it lost the election: the winner's port file is about to appear
-        self._process = None
+        self._awaited = False
         self._release_start()
         return False
 
     def _start(self) -> None:
         if reason := self._why_impossible():
             self._give_up(reason)
-        elif self._starts >= MAX_STARTS:
+            return
+        if time.monotonic() - self._started_at > LONG_LIFE_SECONDS:
+            self._starts = 0
+        if self._starts >= MAX_STARTS:
             log_file = self._sidecar / "collector.log"
             self._give_up(f"the collector for {self._run_path} does not start: see {log_file}")
         elif self._claim_start():
             self._starts += 1
             self._started_at = time.monotonic()
+            self._awaited = True
             try:
                 self._process = spawn_collector(self._run_path)
             except (OSError, RuntimeError) as error:

@@ -200,11 +200,10 @@ class Stream:
         self._in_flight_bytes += size
         self.sent_bytes += size
         self.sent_batches += 1
-        return pb.FromAgent(
-            batch=pb.SequencedBatch(
-                sequence=stored.sequence, payload=stored.payload, crc32=stored.crc32
-            )
-        )
+        message = pb.FromAgent()
+        batch = message.batch  # filled in place: a nested constructor would copy the payload twice
+        batch.sequence, batch.payload, batch.crc32 = stored
+        return message
 
     def _read_next(self) -> Stored | None:
         stored = self._outbox.read(self._next)
