@@ -1,4 +1,6 @@
-"""Which torch functions are watched and what their records are called: the table of apis.yaml, resolved once."""
+"""Which torch functions are watched and what their records are called: the table of apis.yaml,
+resolved once.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,16 @@ DEFAULT_PATH = Path(__file__).with_name("apis.yaml")
 #: Prefixes whose functions take part in __torch_function__; the others are watched by wrappers.
 MODE_PREFIXES = ("Functional", "Tensor", "Torch", "VF")
 
-# max_pool2d(return_indices=True) dispatches to max_pool2d_with_indices; the record bears the called name.
+# max_pool2d(return_indices=True) dispatches to max_pool2d_with_indices; the record bears the called
+# name.
 _INDICES_SUFFIX = "_with_indices"
 
 
 @dataclass(frozen=True)
 class Api:
-    """A watched function: `prefix` and `name` make its record names `{prefix}.{name}.{n}.forward`."""
+    """A watched function: `prefix` and `name` make its record names
+    `{prefix}.{name}.{n}.forward`.
+    """
 
     prefix: str
     name: str
@@ -67,7 +72,9 @@ class ApiTable:
             ) from error
 
     def functions(self) -> dict[Any, Api]:
-        """Function object -> Api, for the prefixes that a torch function mode sees; the first prefix wins."""
+        """Function object -> Api, for the prefixes that a torch function mode sees; the first
+        prefix wins.
+        """
         found: dict[Any, Api] = {}
         for prefix in MODE_PREFIXES:
             for function, api in self.resolve(prefix):
@@ -91,7 +98,9 @@ class ApiTable:
                 yield function, Api(prefix, dotted.rpartition(".")[2].removesuffix(_INDICES_SUFFIX))
 
     def keeps(self, api: Api, risk_level: str | None) -> bool:
-        """Whether records of this function are written at a risk level (None and "ALL": everything)."""
+        """Whether records of this function are written at a risk level (None and "ALL":
+        everything).
+        """
         if risk_level == "FOCUS":
             return api.name not in self.low
         if risk_level == "CORE":

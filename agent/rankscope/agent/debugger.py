@@ -24,7 +24,9 @@ _T = TypeVar("_T")
 
 
 class _OnInstanceOrClass:
-    """A method that msProbe's users call on the object or on the class; on the class it means the one instance."""
+    """A method that msProbe's users call on the object or on the class; on the class it means the
+    one instance.
+    """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -36,8 +38,8 @@ class _OnInstanceOrClass:
             target = instance if instance is not None else owner._instance
             if target is None:
                 raise UsageError(
-                    f"PrecisionDebugger.{self.__name__}() was called before a PrecisionDebugger was made; "
-                    "make one first: PrecisionDebugger(config_path=...)"
+                    f"PrecisionDebugger.{self.__name__}() was called before there is one; "
+                    "make it first: PrecisionDebugger(config_path=...)"
                 )
             return self._function(target, *args, **kwargs)
 
@@ -46,10 +48,11 @@ class _OnInstanceOrClass:
 
 
 class PrecisionDebugger:
-    """Records what a model computes. One per process: a second construction returns the first object.
+    """Records what a model computes. One per process: a second construction returns the first
+    object.
 
-    `config_path` names a config.json in msProbe's form; `task`, `dump_path`, `level` and `step` win over it. Raises
-    ConfigError when something in them is wrong, and leaves nothing behind then.
+    `config_path` names a config.json in msProbe's form; `task`, `dump_path`, `level` and `step` win
+    over it. Raises ConfigError when something in them is wrong, and leaves nothing behind then.
     """
 
     _instance: ClassVar[PrecisionDebugger | None] = None
@@ -79,10 +82,12 @@ class PrecisionDebugger:
         rank_id: int | None = None,
         scheduled_tokens: Any = None,
     ) -> None:
-        """Record from here on. `model` (a module, or a list or tuple of them) is needed at levels L0 and mix.
+        """Record from here on. `model` (a module, or a list or tuple of them) is needed at levels
+        L0 and mix.
 
-        `token_range` [a, b] limits recording to the model's calls a to b (from 0) after this start. `rank_id` says which
-        rank this process is when its process group does not; the first start's counts.
+        `token_range` [a, b] limits recording to the model's calls a to b (from 0) after this start.
+        `rank_id` says which rank this process is when its process group does not; the first start's
+        counts.
         """
         self._recording.start(model, token_range, rank_id)
 
@@ -93,5 +98,7 @@ class PrecisionDebugger:
 
     @_OnInstanceOrClass
     def step(self) -> None:
-        """The step is over: its files are completed and the next one begins, with call numbers from 0."""
+        """The step is over: its files are completed and the next one begins, with call numbers from
+        0.
+        """
         self._recording.end_step()

@@ -1,7 +1,7 @@
 """How values that are no tensors are written: the forms that msProbe's dump.json has for them.
 
-Every leaf is a (Leaf, JSON text) pair; the text is the leaf's value in the tables, and what dump.json shows follows from
-the leaf's form (see `Form` in collector.proto).
+Every leaf is a (Leaf, JSON text) pair; the text is the leaf's value in the tables, and what
+dump.json shows follows from the leaf's form (see `Form` in collector.proto).
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ _MAX_TEXT = 65536
 
 
 def scalar_json(value: bool | int | float | str) -> str:
-    """Strict JSON: NaN is "nan", infinities are numbers that overflow. Very long strings are cut."""
+    """Strict JSON: NaN is "nan", infinities are numbers that overflow. Very long strings
+    are cut.
+    """
     if isinstance(value, float) and not math.isfinite(value):
         return '"nan"' if value != value else ("1e999" if value > 0 else "-1e999")
     if isinstance(value, str) and len(value) > _MAX_TEXT:
@@ -56,7 +58,9 @@ def key_text(key: object) -> str:
 
 
 def by_key(key: str, value: Any) -> Encoded | None:
-    """The encodings that depend on the key: dtypes and devices in keyword arguments. None: no special case."""
+    """The encodings that depend on the key: dtypes and devices in keyword arguments. None: no
+    special case.
+    """
     if key == "device":
         if isinstance(value, torch.device):
             return Leaf(pb.SCALAR, "torch.device"), json.dumps(f"{value.type}:{value.index}")
@@ -68,7 +72,9 @@ def by_key(key: str, value: Any) -> Encoded | None:
 
 
 def encode(value: Any) -> Encoded | list[Any] | dict[Any, Any]:
-    """A leaf, or the list or dict that a container stands for. Tensors, None and plain scalars are not asked here."""
+    """A leaf, or the list or dict that a container stands for. Tensors, None and plain scalars are
+    not asked here.
+    """
     encoder = _ENCODERS.get(type(value))
     if encoder is not None:
         return encoder(value)  # type: ignore[no-any-return]
@@ -154,7 +160,9 @@ def _json_of(value: Any) -> str:
 
 
 def _distributed(value: Any) -> Encoded | dict[str, Any] | None:
-    """Process groups, reduce operations and point-to-point operations; torch.distributed is never imported for it."""
+    """Process groups, reduce operations and point-to-point operations; torch.distributed is never
+    imported for it.
+    """
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available():
         return None

@@ -24,7 +24,9 @@ class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 def log(level: str, text: str) -> None:
-    """One line. Goes to the "rankscope" logger; without a handler of the user's, to standard error."""
+    """One line. Goes to the "rankscope" logger; without a handler of the user's, to
+    standard error.
+    """
     if not _logger.handlers:
         handler = _Stderr()
         handler.setFormatter(logging.Formatter("rankscope: %(message)s"))

@@ -1,11 +1,14 @@
-"""From Python values to leaves: the shape of an event's data is interned as an outline, its values go beside it.
+"""From Python values to leaves: the shape of an event's data is interned as an outline, its values
+go beside it.
 
-`scan` is on the hot path. It walks a value once and returns a *shape tree* that determines the outline (containers,
-leaf types, dtype, shape and requires_grad of tensors), the tensors in order, and one value id a leaf. Only when a tree
-is new is the outline itself built from it, as the serialized `Outline` message of the contract.
+`scan` is on the hot path. It walks a value once and returns a *shape tree* that determines the
+outline (containers, leaf types, dtype, shape and requires_grad of tensors), the tensors in order,
+and one value id a leaf. Only when a tree is new is the outline itself built from it, as the
+serialized `Outline` message of the contract.
 
-    args = (x, 3), kwargs = {"dim": 1}   ->   structure {"input_args":[0,1],"input_kwargs":{"dim":2}}
-                                              leaves: tensor x, int, int; values: -, "3", "1"
+    args = (x, 3), kwargs = {"dim": 1}
+    structure {"input_args":[0,1],"input_kwargs":{"dim":2}}; leaves tensor, int, int; values -, 3, 1
+
 """
 
 from __future__ import annotations
@@ -55,7 +58,9 @@ class Outlines:
         self._text_ids: dict[str, int] = {}
 
     def scan(self, parts: Sequence[Part]) -> Scanned:
-        """Look at the parts of one event. Raises nothing but what the values' own properties raise."""
+        """Look at the parts of one event. Raises nothing but what the values' own
+        properties raise.
+        """
         walk = _Walk(self)
         tree = tuple((part.name, part.part, walk.visit(part.value, None, 0)) for part in parts)
         outline = self._ids.get(tree)
@@ -84,8 +89,10 @@ class Outlines:
 
 
 class _Walk:
-    """One walk over the values of an event. Trees are tuples: (dtype, shape, requires_grad) for a tensor, (list, ...) and
-    (dict, keys, ...) for containers, a Leaf or Description for everything else."""
+    """One walk over the values of an event. Trees are tuples: (dtype, shape, requires_grad) for a
+    tensor, (list, ...) and (dict, keys, ...) for containers, a Leaf or Description for everything
+    else.
+    """
 
     __slots__ = ("outlines", "tensors", "transformed", "values")
 
@@ -175,7 +182,9 @@ def _build(tree: tuple[tuple[str, str, Any], ...]) -> bytes:
 
 
 def _number(node: Any, part: str, path: str, leaves: list[pb.LeafTemplate]) -> Any:
-    """The node with its leaves replaced by their numbers; their templates are appended to `leaves`."""
+    """The node with its leaves replaced by their numbers; their templates are appended to
+    `leaves`.
+    """
     if type(node) is tuple and node[0] is list:
         return [_number(x, part, _join(path, i), leaves) for i, x in enumerate(node[1:])]
     if type(node) is tuple and node[0] is dict:
@@ -187,7 +196,7 @@ def _number(node: Any, part: str, path: str, leaves: list[pb.LeafTemplate]) -> A
 
 def _template(node: Any, part: str, path: str) -> pb.LeafTemplate:
     if type(node) is Leaf:
-        return pb.LeafTemplate(part=part, path=path, form=node.form, type=node.type)
+        return pb.LeafTemplate(part=part, path=path, form=pb.Form.Name(node.form), type=node.type)
     template = pb.LeafTemplate(part=part, path=path, form=pb.TENSOR)
     if type(node) is _Described:
         template.type, template.dtype, shape, template.requires_grad, template.extra_json = node

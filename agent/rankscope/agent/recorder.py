@@ -1,7 +1,9 @@
-"""Where events become columns: called at every record, emptied into batches by the transport's thread.
+"""Where events become columns: called at every record, emptied into batches by the transport's
+thread.
 
-Nothing here makes an object per row. An event is nine integers appended to one array, its values are ids, its tensors go to
-the statistics. `take` swaps the arrays under the lock and encodes them outside it.
+Nothing here makes an object per row. An event is nine integers appended to one array, its values
+are ids, its tensors go to the statistics. `take` swaps the arrays under the lock and encodes them
+outside it.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ class Recorder:
         self._control = pb.Batch()
         self._after: list[Callable[[], None]] = []
 
-    # ------------------------------------------------------------------------------------------------ hot path
+    # ------------------------------------------------------------------------------------ hot path
 
     def name_id(self, name: str) -> int:
         """Id of a record name; 0 is the empty name."""
@@ -92,10 +94,12 @@ class Recorder:
     def outlines_scan(self, parts: Sequence[Part]) -> Scanned:
         return self.outlines.scan(parts)
 
-    # ------------------------------------------------------------------------------------------- control events
+    # ------------------------------------------------------------------------------ control events
 
     def step_event(self, step: int, kind: pb.StepEvent.Kind, reason: str = "") -> None:
-        """Say that a step began, paused, ended or was skipped; it travels in order with the step's events."""
+        """Say that a step began, paused, ended or was skipped; it travels in order with the step's
+        events.
+        """
         with self.lock:
             events = self._step_events.pop(step, 0) if kind == pb.StepEvent.END else 0
             self._control.steps.add(
@@ -120,7 +124,9 @@ class Recorder:
             self._control.drops.add(step=step, events=events, reason=reason)
 
     def when_free(self, action: Callable[[], None]) -> bool:
-        """Run `action` once this thread is out of the recorder; False when it is out already. For signal handlers."""
+        """Run `action` once this thread is out of the recorder; False when it is out already. For
+        signal handlers.
+        """
         if not self.lock._is_owned():  # type: ignore[attr-defined]
             return False
         self._after.append(action)
@@ -137,7 +143,7 @@ class Recorder:
         """Rough size of what waits for `take`."""
         return 8 * (len(self._events) + len(self._values))
 
-    # --------------------------------------------------------------------------------------------- batch source
+    # -------------------------------------------------------------------------------- batch source
 
     def take(self) -> pb.Batch | None:
         """Everything recorded since the last call, or None. One thread at a time."""
@@ -253,7 +259,9 @@ class Recorder:
 
 
 def _localize(columns: Sequence[_Ints]) -> tuple[list[int], list[_Ints]]:
-    """The distinct non-zero ids of some columns, and the columns as 1-based indices into them (0 stays 0)."""
+    """The distinct non-zero ids of some columns, and the columns as 1-based indices into them (0
+    stays 0).
+    """
     lengths = [len(column) for column in columns]
     distinct, inverse = np.unique(np.concatenate(columns), return_inverse=True)
     if not len(distinct) or distinct[0] != 0:

@@ -1,4 +1,6 @@
-"""One process's recording from the first start() to the end: step filter, taps on and off, rank, transport."""
+"""One process's recording from the first start() to the end: step filter, taps on and off, rank,
+transport.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ _FINAL = ("rank_id", "RANKSCOPE_RANK_ID", "process_group")
 
 
 class Recording:
-    """What the debugger's calls act on. Its methods are called by the script's threads, one at a time."""
+    """What the debugger's calls act on. Its methods are called by the script's threads, one at a
+    time.
+    """
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -50,7 +54,7 @@ class Recording:
         self._tokens: TokenRange | None = None
         _recordings.add(self)
 
-    # --------------------------------------------------------------------------------------- the script's calls
+    # -------------------------------------------------------------------------- the script's calls
 
     def start(
         self, model: Model | None, token_range: list[int] | None, rank_id: int | None
@@ -101,7 +105,9 @@ class Recording:
                     self._pause()
 
     def close(self, reason: str, timeout_seconds: float | None = None) -> None:
-        """The process ends: flush within the deadline, say goodbye. Safe to call twice and at any time."""
+        """The process ends: flush within the deadline, say goodbye. Safe to call twice and at any
+        time.
+        """
         with self._lock:
             if self._closed:
                 return
@@ -112,13 +118,14 @@ class Recording:
             self._update_rank()
             transport.close(reason, timeout_seconds or self._config.exit_seconds)
 
-    # ------------------------------------------------------------------------------------------ step and filters
+    # ---------------------------------------------------------------------------- step and filters
 
     def _check_start(self, model: Model | None, token_range: list[int] | None) -> None:
         roots = model if isinstance(model, list | tuple) else [model]
         if model is not None and not all(isinstance(root, nn.Module) for root in roots):
             raise UsageError(
-                f"start(model={type(model).__name__}): model must be a torch.nn.Module, or a list or tuple of them"
+                f"start(model={type(model).__name__}): model must be a torch.nn.Module, "
+                "or a list or tuple of them"
             )
         if model is None and self._session.watches_modules:
             raise UsageError(
@@ -128,7 +135,9 @@ class Recording:
             check_token_range(model, token_range)
 
     def _wants_step(self) -> bool:
-        """Whether the filters let this process record the current step; says so where they do not."""
+        """Whether the filters let this process record the current step; says so where
+        they do not.
+        """
         config, session = self._config, self._session
         if config.steps is not None and session.step not in config.steps:
             self._skip("step")
@@ -181,7 +190,7 @@ class Recording:
             self._said.add(text)
             log(level, text)
 
-    # ------------------------------------------------------------------------------------- identity and transport
+    # ---------------------------------------------------------------------- identity and transport
 
     def _connect(self) -> None:
         transport_config = TransportConfig.from_mapping(vars(self._config))
@@ -208,7 +217,9 @@ class Recording:
             self._transport.wake()
 
     def _learn_rank(self) -> None:
-        """Look for the rank until a final source has told it; on the script's thread, between taps."""
+        """Look for the rank until a final source has told it; on the script's thread,
+        between taps.
+        """
         if self._rank is not None and self._rank.source in _FINAL:
             return
         claim = identity.find_rank(self._rank_id, identity.group_rank(), os.environ)

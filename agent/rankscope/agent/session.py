@@ -1,7 +1,8 @@
-"""What all taps share while a job is recorded: the step clock, call numbers, the call tree and the guard around hooks.
+"""What all taps share while a job is recorded: the step clock, call numbers, the call tree and the
+guard around hooks.
 
-A *step* is what lies between two calls of `step()`. Call numbers (`Functional.linear.3`) restart with each step; several
-start/stop pairs inside one step go on counting.
+A *step* is what lies between two calls of `step()`. Call numbers (`Functional.linear.3`) restart
+with each step; several start/stop pairs inside one step go on counting.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Session:
         self._faults: set[str] = set()
         self._names: dict[str, list[tuple[int, int]]] = defaultdict(list)
 
-    # -------------------------------------------------------------------------------------------------- names
+    # --------------------------------------------------------------------------------------- names
 
     def next_call(self, stem: str) -> int:
         """Number of the next call of `stem` in this step, from 0."""
@@ -90,10 +91,12 @@ class Session:
         self.parents.clear()
         self.mirrors.clear()
 
-    # ---------------------------------------------------------------------------------------------- call tree
+    # ----------------------------------------------------------------------------------- call tree
 
     def begin_node(self, name: int, kind: int, direction: int, parent: int, stack: int) -> None:
-        """A module record begins; it takes its place in construct.json right after the next record that completes."""
+        """A module record begins; it takes its place in construct.json right after the next record
+        that completes.
+        """
         self._pending_nodes.append((name, kind, direction, parent, stack))
 
     def complete_node(self, name: int, kind: int, direction: int, parent: int, stack: int) -> None:
@@ -132,13 +135,15 @@ class Session:
         return 0
 
     def enter_forward(self) -> None:
-        """A forward record begins; inside a backward pass (recomputation) what was due before this node is written."""
+        """A forward record begins; inside a backward pass (recomputation) what was due before this
+        node is written.
+        """
         if _graph_task() >= 0:
             node = torch._C._current_autograd_node()
             if node is not None:
                 self.before_node(node._sequence_nr())
 
-    # ------------------------------------------------------------------------------------------------- events
+    # -------------------------------------------------------------------------------------- events
 
     def event(
         self,
@@ -158,10 +163,12 @@ class Session:
         """Id of the stack from `frame`, or from the caller; 0 without extra_info."""
         return self.recorder.stacks.capture(frame) if self.config.extra_info else 0
 
-    # -------------------------------------------------------------------------------------------------- guard
+    # --------------------------------------------------------------------------------------- guard
 
     def fault(self, where: str, error: BaseException) -> None:
-        """A hook of ours failed: the job goes on, one record is lost and counted, the user is told once per place."""
+        """A hook of ours failed: the job goes on, one record is lost and counted, the user is told
+        once per place.
+        """
         self.recorder.drop(self.step, 1, "error")
         if where not in self._faults:
             self._faults.add(where)

@@ -1,4 +1,6 @@
-"""Call stacks as small integers: walked at every record, turned into text once per distinct stack."""
+"""Call stacks as small integers: walked at every record, turned into text once per distinct
+stack.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ StackKey = tuple[object, ...]
 
 
 class StackTable:
-    """Interns stacks. `capture` is on the hot path; `frames` reads source text and is called when batches are made."""
+    """Interns stacks. `capture` is on the hot path; `frames` reads source text and is called when
+    batches are made.
+    """
 
     def __init__(self) -> None:
         self._ids: dict[StackKey, int] = {}
@@ -23,7 +27,9 @@ class StackTable:
         self._lines: dict[tuple[CodeType, int], str | None] = {}
 
     def capture(self, frame: FrameType | None = None) -> int:
-        """Id of the stack from `frame` (the caller's when None) outwards, frames of the agent left out."""
+        """Id of the stack from `frame` (the caller's when None) outwards, frames of the agent left
+        out.
+        """
         key: list[object] = []
         append = key.append
         skip = self._skip

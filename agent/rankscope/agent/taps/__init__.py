@@ -1,4 +1,6 @@
-"""Where values are seen. A tap is put on by `start()` and taken off by `stop()`; nothing of it stays in torch."""
+"""Where values are seen. A tap is put on by `start()` and taken off by `stop()`; nothing of it
+stays in torch.
+"""
 
 from __future__ import annotations
 

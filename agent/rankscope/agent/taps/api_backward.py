@@ -1,7 +1,8 @@
 """The backward record of a watched function: what its autograd node received and gave.
 
-One hook on the node of the first tensor in the output. The record holds what that node saw, so for a composite function it
-is the last node only, as with msProbe. Hooks die with the graph and keep no tensor alive.
+One hook on the node of the first tensor in the output. The record holds what that node saw, so for
+a composite function it is the last node only, as with msProbe. Hooks die with the graph and keep no
+tensor alive.
 """
 
 from __future__ import annotations

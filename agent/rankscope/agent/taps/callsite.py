@@ -1,8 +1,10 @@
-"""How a Python function of torch was called: which arguments by position, which by name, which left out.
+"""How a Python function of torch was called: which arguments by position, which by name, which left
+out.
 
-F.relu hands its override all parameters by name, whatever the caller wrote; a record shows what was written. The
-caller's frame stands at its call instruction, which says how many arguments were positional and which names were given. Where
-it doesn't (`f(*args)`, a call from C), arguments equal to their defaults are taken as left out.
+F.relu hands its override all parameters by name, whatever the caller wrote; a record shows what was
+written. The caller's frame stands at its call instruction, which says how many arguments were
+positional and which names were given. Where it doesn't (`f(*args)`, a call from C), arguments equal
+to their defaults are taken as left out.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ def own_frame(function: FunctionType, start: FrameType | None) -> FrameType | No
 def written_arguments(
     function: FunctionType, frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Arguments:
-    """The call's arguments as the caller of `frame` wrote them; `args` and `kwargs` are what the override got."""
+    """The call's arguments as the caller of `frame` wrote them; `args` and `kwargs` are what the
+    override got.
+    """
     signature = _signatures.get(function) or _read_signature(function)
     if signature.is_forwarder:
         names = frame.f_code.co_varnames
@@ -107,7 +111,9 @@ def _is_default(value: Any, default: Any) -> bool:
 
 
 def call_shape(code: CodeType, instruction: int) -> CallShape | None:
-    """Shape of the call at or before byte offset `instruction`; None when it is not a plain call."""
+    """Shape of the call at or before byte offset `instruction`; None when it is not a plain
+    call.
+    """
     key = (code, instruction)
     if key not in _shapes:
         _shapes[key] = _read_shape(code, instruction)

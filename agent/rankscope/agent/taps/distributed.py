@@ -1,8 +1,9 @@
 """Calls of torch.distributed, watched by wrappers that are there only while recording.
 
-A collective writes into its arguments, so the record's output is the arguments after the call: positional ones, then the
-values of keyword arguments. An asynchronous call's output is taken when its Work's `wait` returns, on the thread that waits and
-before the caller can touch the buffers. Buffers that the call is about to fill are null in its input.
+A collective writes into its arguments, so the record's output is the arguments after the call:
+positional ones, then the values of keyword arguments. An asynchronous call's output is taken when
+its Work's `wait` returns, on the thread that waits and before the caller can touch the buffers.
+Buffers that the call is about to fill are null in its input.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ RECEIVES = {
     "all_gather_into_tensor": 0,
     "reduce_scatter_tensor": 0,
 }
-#: Position of the argument that is still in use when the call returns and that the call does not change.
+#: Position of the argument that is still in use when the call returns and that the call does not
+#: change.
 _SENDS = {"isend": 0}
 
 
@@ -55,7 +57,9 @@ class _Call:
 
 
 class DistributedTap:
-    """Wraps the functions of the table's Distributed prefix, `Work.wait` and the construction of `P2POp`."""
+    """Wraps the functions of the table's Distributed prefix, `Work.wait` and the construction of
+    `P2POp`.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -73,7 +77,9 @@ class DistributedTap:
             self._patch(dist.P2POp, method, _unwrapping(getattr(dist.P2POp, method)))
 
     def stop(self) -> None:
-        """Take the wrappers off; calls that nobody waited for get the output they have now, if they are done."""
+        """Take the wrappers off; calls that nobody waited for get the output they have now, if they
+        are done.
+        """
         for call in {id(call): call for call in self._pending.values()}.values():
             if all(_is_done(work) for work in call.works.values()):
                 self._output(call)
@@ -113,7 +119,7 @@ class DistributedTap:
 
         return collective
 
-    # ------------------------------------------------------------------------------------------------- recording
+    # ----------------------------------------------------------------------------------- recording
 
     def _input(
         self,
@@ -199,7 +205,9 @@ def _mask(
 
 
 def _hide_receives(value: Any) -> Any:
-    """In a batch of point-to-point operations: the buffers of the receiving ones hold nothing yet."""
+    """In a batch of point-to-point operations: the buffers of the receiving ones hold
+    nothing yet.
+    """
     if not isinstance(value, list) or not all(isinstance(x, dist.P2POp) for x in value):
         return value
     from rankscope.agent.encoding import encode
@@ -228,7 +236,9 @@ def _is_done(work: Any) -> bool:
 
 
 def _unwrapping(original: Callable[..., Any]) -> Callable[..., Any]:
-    """torch compares a P2POp's `op` by identity with isend and irecv, so it must never hold a wrapper of ours."""
+    """torch compares a P2POp's `op` by identity with isend and irecv, so it must never hold a
+    wrapper of ours.
+    """
 
     @functools.wraps(original)
     def method(self: Any, op: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,11 +1,12 @@
 """Calls of torch functions, seen by a TorchFunctionMode at the bottom of the mode stack.
 
-A watched function becomes a record, and what it calls is hidden: torch takes the mode off the stack while its handler runs.
-An unwatched C function passes straight through. An unwatched *Python* function is transparent, as if it were not there:
-a copy of its body, in which the question "is there an override?" answers no, runs with the mode on again.
+A watched function becomes a record, and what it calls is hidden: torch takes the mode off the stack
+while its handler runs. An unwatched C function passes straight through. An unwatched *Python*
+function is transparent, as if it were not there: a copy of its body, in which the question "is
+there an override?" answers no, runs with the mode on again.
 
-Operators arrive under the name of the method they end in (`x + 1` and `x.add(1)` are both Tensor.add); the shims of
-`operators` leave the name that was written.
+Operators arrive under the name of the method they end in (`x + 1` and `x.add(1)` are both
+Tensor.add); the shims of `operators` leave the name that was written.
 """
 
 from __future__ import annotations
@@ -102,7 +103,9 @@ class FunctionTap(TorchFunctionMode):
 
 
 class ApiCall:
-    """One call of a watched function: inputs before, the call itself, outputs after, the backward hook."""
+    """One call of a watched function: inputs before, the call itself, outputs after, the backward
+    hook.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -165,5 +168,7 @@ class ApiCall:
 
 
 def as_output(output: Any) -> Any:
-    """The value of a record's `output` field: a tuple as it is, anything else in a one-element list."""
+    """The value of a record's `output` field: a tuple as it is, anything else in a one-element
+    list.
+    """
     return output if isinstance(output, tuple) else [output]

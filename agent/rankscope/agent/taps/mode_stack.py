@@ -1,7 +1,8 @@
 """A torch function mode at the bottom of this thread's mode stack.
 
-A mode's `__exit__` pops whatever is on top, so a mode of ours on top of a user's would be popped in place of it; at the
-bottom it is safe whichever ends first, and the user's mode sees a call before ours does.
+A mode's `__exit__` pops whatever is on top, so a mode of ours on top of a user's would be popped in
+place of it; at the bottom it is safe whichever ends first, and the user's mode sees a call before
+ours does.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ def insert_at_bottom(mode: TorchFunctionMode) -> None:
 
 
 def remove(mode: TorchFunctionMode) -> bool:
-    """Take `mode` off, wherever it is; False when it is not on this thread's stack (its handler may be running)."""
+    """Take `mode` off, wherever it is; False when it is not on this thread's stack (its handler may
+    be running).
+    """
     if not _length():
         return False
     modes = _pop_all()

@@ -1,25 +1,27 @@
 """The backward record of a module, without a node of our own in the graph.
 
-torch's full backward hook puts two nodes around a module; that reorders gradient sums and changes bits. Here only hooks on
-nodes that exist anyway are used:
+torch's full backward hook puts two nodes around a module; that reorders gradient sums and changes
+bits. Here only hooks on nodes that exist anyway are used:
 
 * before the forward, the gradient edges (node, output number) of the input tensors are noted;
 * after it, a pre-hook on each output's *producer* node will see the gradient of the output;
-* from the outputs the graph is walked back to the noted edges; each node that sends something along such an edge is a
-  *consumer*, and a post-hook on it will see that part of the input's gradient. The parts are added in order of arrival.
+* from the outputs the graph is walked back to the noted edges; each node that sends something along
+  such an edge is a *consumer*, and a post-hook on it will see that part of the input's gradient.
+  The parts are added in order of arrival.
 
-A record is written where the full hook's input node would have run. The engine runs the ready node with the highest sequence
-number first (gradient accumulators before everything), and that node would bear the number current when the forward
-began. Whatever consumes a tensor is younger than what produced it, so when a node older than the call runs, all
-of the call's nodes that will ever run have run: that is when the record is written, also when some outputs were not used.
+A record is written where the full hook's input node would have run. The engine runs the ready node
+with the highest sequence number first (gradient accumulators before everything), and that node
+would bear the number current when the forward began. Whatever consumes a tensor is younger than
+what produced it, so when a node older than the call runs, all of the call's nodes that will ever
+run have run: that is when the record is written, also when some outputs were not used.
 
-An output that the module itself uses again (y, y + 1) has the gradient that comes from outside: what its producer
-receives less what the module's own nodes sent.
+An output that the module itself uses again (y, y + 1) has the gradient that comes from outside:
+what its producer receives less what the module's own nodes sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -32,12 +34,14 @@ from rankscope.agent.taps.api_backward import Gradients
 
 Edge = tuple[Node, int]
 
-current_sequence = torch.autograd._get_sequence_nr
+current_sequence: Callable[[], int] = vars(torch.autograd)["_get_sequence_nr"]
 _graph_task = torch._C._current_graph_task_id
 
 
 class Awaited:
-    """The backward record that one module call will have. Holds no tensor and no node between passes."""
+    """The backward record that one module call will have. Holds no tensor and no node between
+    passes.
+    """
 
     __slots__ = (
         "call",
@@ -91,10 +95,12 @@ class ModuleBackward:
         session.before_node = self.before_node
 
     def end_step(self) -> None:
-        """Forget passes that never came to an end; none is open when step() is called between passes."""
+        """Forget passes that never came to an end; none is open when step() is called between
+        passes.
+        """
         self._passes.clear()
 
-    # ------------------------------------------------------------------------------------------ at the forward
+    # ------------------------------------------------------------------------------ at the forward
 
     def begin(self) -> tuple[int, int]:
         """(sequence, call) of a module call that is about to start."""
@@ -110,13 +116,15 @@ class ModuleBackward:
         outputs: list[torch.Tensor],
         producers: dict[Node, Producer],
     ) -> bool:
-        """Await the gradients of a finished call; `outputs` are its output tensors that require grad, `edges` its
-        inputs'. `producers` are those of the calls inside it, and gets this call's. False: there will be none."""
+        """Await the gradients of a finished call; `outputs` are its output tensors that require
+        grad, `edges` its inputs'. `producers` are those of the calls inside it, and gets this
+        call's. False: there will be none.
+        """
         awaited = Awaited(name, parent, self._session.step, *began)
         awaited.outputs, awaited.inputs = len(outputs), len(edges)
         places: dict[Edge, int] = {}
-        for index, edge in enumerate(edges):
-            places.setdefault(edge, index)
+        for index, noted in enumerate(edges):
+            places.setdefault(noted, index)
         output_edges = [_edge(tensor) for tensor in outputs]
         inside: dict[Edge, int] = {}
         for index, edge in enumerate(output_edges):
@@ -134,7 +142,7 @@ class ModuleBackward:
                 node.register_hook(_ConsumerHook(self, awaited, sends, node._sequence_nr()))
         return bool(inside)
 
-    # ----------------------------------------------------------------------------------------- at the backward
+    # ----------------------------------------------------------------------------- at the backward
 
     def before_node(self, sequence: int) -> None:
         """A node with this priority runs: write the records whose turn was before it."""
@@ -168,11 +176,11 @@ class ModuleBackward:
             if gradient is None:
                 continue
             if send.to_input:
-                known = arrival.inputs[send.index]
-                arrival.inputs[send.index] = gradient if known is None else known + gradient
+                known = arrival.inputs[send.place]
+                arrival.inputs[send.place] = gradient if known is None else known + gradient
             else:
-                before = arrival.inside.get(send.index)
-                arrival.inside[send.index] = gradient if before is None else before + gradient
+                before = arrival.inside.get(send.place)
+                arrival.inside[send.place] = gradient if before is None else before + gradient
 
     def _arrival(self, awaited: Awaited) -> Arrival | None:
         session = self._session
@@ -222,7 +230,9 @@ class ModuleBackward:
 
 
 class Producer:
-    """The one pre-hook on a node that produced outputs of module calls; outer calls are told first."""
+    """The one pre-hook on a node that produced outputs of module calls; outer calls are
+    told first.
+    """
 
     def __init__(self, owner: ModuleBackward, node: Node) -> None:
         self._owner = owner
@@ -265,7 +275,9 @@ class _ConsumerHook:
 
 
 def gradient_edges(tensors: Iterable[torch.Tensor]) -> list[Edge]:
-    """The edges along which the tensors will receive gradients, in order; those that have none are left out."""
+    """The edges along which the tensors will receive gradients, in order; those that have none are
+    left out.
+    """
     return [edge for tensor in tensors if (edge := _edge(tensor)) is not None]
 
 
@@ -278,11 +290,11 @@ def _edge(tensor: torch.Tensor) -> Edge | None:
 
 
 class Send(NamedTuple):
-    """A node's gradient output `number` goes to input or output `index` of a module call."""
+    """A node's gradient output `number` goes to input or output `place` of a module call."""
 
     number: int
     to_input: bool
-    index: int
+    place: int
 
 
 def consumers(
@@ -290,23 +302,26 @@ def consumers(
 ) -> list[tuple[Node, list[Send]]]:
     """Nodes between a call's outputs and inputs that send along one of these edges.
 
-    Nodes older than `since` that are no input belong to what ran before the call: the walk does not enter them."""
+    Nodes older than `since` that are no input belong to what ran before the call: the walk does not
+    enter them.
+    """
     found: list[tuple[Node, list[Send]]] = []
     todo = [edge[0] for edge in outputs if edge not in inputs]
     seen = set(todo)
     while todo:
         node = todo.pop()
         sends = []
-        for number, following in enumerate(node.next_functions):
-            place = inputs.get(following)
+        for number, (target, output) in enumerate(node.next_functions):
+            if target is None:
+                continue
+            place = inputs.get((target, output))
             if place is not None:
                 sends.append(Send(number, True, place))
                 continue
-            index = outputs.get(following)
+            index = outputs.get((target, output))
             if index is not None:
                 sends.append(Send(number, False, index))
-            target = following[0]
-            if target is not None and target not in seen and target._sequence_nr() >= since:
+            if target not in seen and target._sequence_nr() >= since:
                 seen.add(target)
                 todo.append(target)
         if sends:

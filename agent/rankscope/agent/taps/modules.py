@@ -1,13 +1,13 @@
 """Calls of modules: forward pre-hooks and hooks, and what they await for the backward pass.
 
-The hooks are put on by `start(model)` and taken off by `stop()`. Ours are the last to be registered, so they see what the
-user's own hooks made of inputs and outputs.
+The hooks are put on by `start(model)` and taken off by `stop()`. Ours are the last to be
+registered, so they see what the user's own hooks made of inputs and outputs.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,7 +57,7 @@ class ModuleTap:
 
     def start(self, model: Model) -> None:
         """Hook the modules below `model`; those of earlier models stay hooked until `stop`."""
-        for root in model if isinstance(model, list | tuple) else (model,):
+        for root in _roots(model):
             self._hook(root, _RootHooks(self))
         for stem, module in named_modules(model):
             self._hook(module, _Hooks(self, stem))
@@ -80,7 +80,7 @@ class ModuleTap:
         """The step is over: passes that are still open write what they have."""
         self._backward.end_step()
 
-    # --------------------------------------------------------------------------------------------------- hooks
+    # --------------------------------------------------------------------------------------- hooks
 
     def before(self, stem: str, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         session = self._session
@@ -111,7 +111,8 @@ class ModuleTap:
             return
         error = sys.exc_info()[1]
         raised = output is None and error is not None and error is not call.raised_before
-        # A recomputation that stops early is no failure: the record is complete, with nothing as its output.
+        # A recomputation that stops early is no failure: the record is complete, with nothing as
+        # its output.
         if raised and type(error).__name__ != "_StopRecomputationError":
             session.flush_nodes()
             return
@@ -168,7 +169,9 @@ class _Hooks:
 
 
 class _RootHooks(_Hooks):
-    """A model given to start() has no record of its own; its call only bounds what the calls inside share."""
+    """A model given to start() has no record of its own; its call only bounds what the calls inside
+    share.
+    """
 
     def __init__(self, tap: ModuleTap) -> None:
         super().__init__(tap, "the model")
@@ -182,11 +185,14 @@ class _RootHooks(_Hooks):
 
 
 def named_modules(model: Model) -> Iterator[tuple[str, nn.Module]]:
-    """(stem, module) of all modules below the model or models: `Module.{name}.{Class}`, with the model's position first
-    when a list or tuple was given. FSDP's wrapper class and script modules are left out."""
-    several = isinstance(model, list | tuple)
-    for index, root in enumerate(model if several else [model]):  # type: ignore[arg-type]
-        prefix = f"Module.{index}." if several else "Module."
+    """(stem, module) of all modules below the model or models: `Module.{name}.{Class}`, with the
+    model's position first when a list or tuple was given. FSDP's wrapper class and script modules
+    are left out.
+    """
+    roots = {f"Module.{i}.": root for i, root in enumerate(_roots(model))}
+    if isinstance(model, nn.Module):
+        roots = {"Module.": model}
+    for prefix, root in roots.items():
         for name, module in root.named_modules():
             kind = type(module).__name__
             if name and not isinstance(module, torch.jit.ScriptModule):
@@ -194,8 +200,14 @@ def named_modules(model: Model) -> Iterator[tuple[str, nn.Module]]:
                     yield f"{prefix}{name}.{kind}", module
 
 
+def _roots(model: Model) -> Sequence[nn.Module]:
+    return (model,) if isinstance(model, nn.Module) else model
+
+
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in nested lists, tuples and mappings, in order; other containers are not entered."""
+    """The tensors in nested lists, tuples and mappings, in order; other containers are not
+    entered.
+    """
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, list | tuple):

@@ -1,9 +1,11 @@
-"""Python functions of torch made transparent: their own body, without the question whether somebody overrides them.
+"""Python functions of torch made transparent: their own body, without the question whether somebody
+overrides them.
 
-Calling such a function again from a mode's handler would ask that question and land in the handler again. So a copy of its
-code object is called in which the names `has_torch_function*` are replaced by one that always answers False; globals,
-defaults and closure are the function's own. The new name is looked up in `builtins` (or, where the code says
-`torch.overrides.has_torch_function`, there), so no module of torch changes.
+Calling such a function again from a mode's handler would ask that question and land in the handler
+again. So a copy of its code object is called in which the names `has_torch_function*` are replaced
+by one that always answers False; globals, defaults and closure are the function's own. The new name
+is looked up in `builtins` (or, where the code says `torch.overrides.has_torch_function`, there), so
+no module of torch changes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Shims on the operators of torch.Tensor, so that `x + 1`, `1 + x` and `x.add(1)` can be told apart.
+"""Shims on the operators of torch.Tensor, so that `x + 1`, `1 + x` and `x.add(1)` can be told
+apart.
 
-An operator looks its method up in a slot of the type, so a shim changes no dispatch: it leaves the written name in the
-thread's state, calls the original and clears the name. The original reaches the function tap as Tensor.add.
+An operator looks its method up in a slot of the type, so a shim changes no dispatch: it leaves the
+written name in the thread's state, calls the original and clears the name. The original reaches the
+function tap as Tensor.add.
 """
 
 from __future__ import annotations
@@ -14,14 +16,16 @@ import torch
 from rankscope.agent.apis import Api, ApiTable
 from rankscope.agent.session import Session
 
-#: Operators that arrive under another name. Those the table of APIs does not list are left unrecorded, as by msProbe.
+#: Operators that arrive under another name. Those the table of APIs does not list are left
+#: unrecorded, as by msProbe.
 _RENAMED = (
-    "__add__ __radd__ __iadd__ __sub__ __isub__ __mul__ __rmul__ __imul__ __div__ __idiv__ __truediv__ __itruediv__ "
-    "__ifloordiv__ __mod__ __imod__ __matmul__ __ge__ __gt__ __le__ __lt__ __ne__ __ror__ __rxor__ __rand__ "
-    "__neg__ __abs__ __nonzero__"
+    "__add__ __radd__ __iadd__ __sub__ __isub__ __mul__ __rmul__ __imul__ __div__ __idiv__ "
+    "__truediv__ __itruediv__ __ifloordiv__ __mod__ __imod__ __matmul__ __ge__ __gt__ __le__ "
+    "__lt__ __ne__ __ror__ __rxor__ __rand__ __neg__ __abs__ __nonzero__"
 ).split()
 
-# `2 / x` calls __rtruediv__, which is the same object as the listed __rdiv__; its body is what gets recorded.
+# `2 / x` calls __rtruediv__, which is the same object as the listed __rdiv__; its body is what gets
+# recorded.
 _TRANSPARENT = "__rtruediv__"
 
 
@@ -53,7 +57,9 @@ class Shims:
                 setattr(torch.Tensor, name, shim)
 
     def remove(self) -> None:
-        """Put back what was there; a shim that somebody has replaced in the meantime stays replaced."""
+        """Put back what was there; a shim that somebody has replaced in the meantime stays
+        replaced.
+        """
         for name, original in self._installed.items():
             if torch.Tensor.__dict__.get(name) is not self._shims[name]:
                 continue

@@ -1,8 +1,8 @@
 """Gradients of parameters, seen after they were accumulated into `.grad`.
 
-One hook a parameter, put on when its module first runs while recording and taken off by `stop()`. The record
-`Module.{name}.{Class}.parameters_grad.{k}` holds each parameter's running gradient; k counts the arrivals of the parameter that
-arrived first in this step.
+One hook a parameter, put on when its module first runs while recording and taken off by `stop()`.
+The record `Module.{name}.{Class}.parameters_grad.{k}` holds each parameter's running gradient; k
+counts the arrivals of the parameter that arrived first in this step.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ class ParameterGradients:
         self._wanted = "backward" in session.config.data_mode and session.has_data
 
     def watch(self, stem: str, module: nn.Module) -> None:
-        """Hook the module's own parameters that want gradients; known ones are left alone. Sharding wrappers swap a
-        module's parameters, so the ones that it has now are looked at."""
+        """Hook the module's own parameters that want gradients; known ones are left alone. Sharding
+        wrappers swap a module's parameters, so the ones that it has now are looked at.
+        """
         if not self._wanted:
             return
         for name, parameter in module._parameters.items():
@@ -41,7 +42,8 @@ class ParameterGradients:
             known = self._hooks.get(id(parameter))
             if known is None or known[0]() is not parameter:
                 hook = _Hook(self, stem, name)
-                handle = parameter.register_post_accumulate_grad_hook(hook)
+                register = parameter.register_post_accumulate_grad_hook
+                handle = register(hook)  # type: ignore[no-untyped-call]
                 self._hooks[id(parameter)] = (weakref.ref(parameter), handle)
 
     def stop(self) -> None:

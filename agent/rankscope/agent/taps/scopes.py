@@ -19,7 +19,9 @@ _CLIPPERS = ("clip_grad_norm_", "clip_grad_norm", "clip_grad_value_")
 
 
 class ScopeTap:
-    """Opens "optimizer" between an optimizer's step hooks and "clip_grad" inside torch's clipping functions."""
+    """Opens "optimizer" between an optimizer's step hooks and "clip_grad" inside torch's clipping
+    functions.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session

@@ -1,7 +1,9 @@
-"""Threads that start while recording: the function mode is thread-local, so each gets it at its first event.
+"""Threads that start while recording: the function mode is thread-local, so each gets it at its
+first event.
 
-`threading.setprofile` is the one way to run code at the start of every kind of thread. The hook hands on to a profiler that
-was there and takes itself off the thread at once. Threads that were alive before get the mode at their outermost module call.
+`threading.setprofile` is the one way to run code at the start of every kind of thread. The hook
+hands on to a profiler that was there and takes itself off the thread at once. Threads that were
+alive before get the mode at their outermost module call.
 """
 
 from __future__ import annotations

@@ -23,8 +23,9 @@ def check_token_range(model: Any, token_range: Any) -> None:
 
 
 class TokenRange:
-    """Counts the root model's calls from 0. Recording is on from call `first` up to the start of the call after `last`,
-    and before call 0 begins."""
+    """Counts the root model's calls from 0. Recording is on from call `first` up to the start of
+    the call after `last`, and before call 0 begins.
+    """
 
     def __init__(self, session: Session, model: Any, first: int, last: int) -> None:
         self._session, self._first, self._last = session, first, last
