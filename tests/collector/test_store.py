@@ -24,6 +24,7 @@ from rankscope.collector.store import (
     tables_path,
 )
 from rankscope.collector.store import store as store_module
+from rankscope.collector.store import tables as tables_module
 from rankscope.v1 import collector_pb2 as pb
 
 A, B, C = "a" * 32, "b" * 32, "c" * 32
@@ -356,20 +357,22 @@ def test_queries_for_nan_and_infinity_find_all_rows(store, run_path):
     assert answers() == (2, 1, 1, 3)
 
 
-def test_a_long_run_has_checkpoints_and_few_small_files(store, open_store, run_path):
-    for sequence in range(1, 121):
+def test_a_long_run_has_checkpoints_and_few_small_files(store, open_store, run_path, monkeypatch):
+    monkeypatch.setattr(tables_module, "CHECKPOINT_COMMITS", 10)
+    monkeypatch.setattr(store_module, "MOST_SMALL_FILES", 8)
+    for sequence in range(1, 26):
         row = {"step": 0, "process": A, "batch": sequence, "event": "pause"}
         store.commit([made(A, sequence, events=1)], steps=[row])
         store.maintain()
     log = tables_path(run_path) / "nodes" / "_delta_log"
     checkpoints = sorted(path.name for path in log.glob("*.checkpoint.parquet"))
-    assert [int(name[:20]) for name in checkpoints] == [49, 99]
-    assert len(open_readonly(run_path).files("steps")) <= 101
-    assert store.steps_rows().num_rows == 120
+    assert [int(name[:20]) for name in checkpoints] == [9, 19]
+    assert len(open_readonly(run_path).files("steps")) <= 9
+    assert store.steps_rows().num_rows == 25
     again = open_store("one")
-    assert again.durable_sequence(A) == 120
-    assert sorted(again.steps_rows()["batch"].to_pylist()) == list(range(1, 121))
-    assert again.read_step(0)[0].num_rows == 120
+    assert again.durable_sequence(A) == 25
+    assert sorted(again.steps_rows()["batch"].to_pylist()) == list(range(1, 26))
+    assert again.read_step(0)[0].num_rows == 25
 
 
 def test_a_run_that_is_not_there_or_was_deleted(store, run_path, tmp_path):

@@ -69,7 +69,7 @@ def goodbye(reason="exit"):
 
 
 class FakeAgent:
-    """One process; `connect` may be called again after a break."""
+    """One process; `connect` may be called again after a break, and forgets what was got before."""
 
     def __init__(self, address, said):
         self.address, self.hello = address, said
@@ -81,20 +81,20 @@ class FakeAgent:
 
     def connect(self, wait=True):
         self.close()
-        self.ended = False
+        self.got, self.ended = [], False
         self._out = queue.SimpleQueue()
         self._channel = grpc.insecure_channel(self.address, [("grpc.enable_http_proxy", 0)])
         stub = collector_pb2_grpc.CollectorStub(self._channel)
         self._out.put(pb.FromAgent(hello=self.hello))
         self._call = stub.Collect(iter(self._out.get, None), wait_for_ready=True)
-        threading.Thread(target=self._listen, args=(self._call,), daemon=True).start()
+        threading.Thread(target=self._listen, args=(self._call, self.got), daemon=True).start()
         return self.wait("welcome") if wait else None
 
-    def _listen(self, call):
+    def _listen(self, call, got):
         try:
             for message in call:
                 with self._arrived:
-                    self.got.append(message)
+                    got.append(message)
                     self._arrived.notify_all()
         except grpc.RpcError:
             pass

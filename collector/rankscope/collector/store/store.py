@@ -21,7 +21,8 @@ from rankscope.collector.store.tables import Table
 #: How long readers may hold a view that names replaced files.
 GRACE_SECONDS = 60.0
 
-_MOST_SMALL_FILES = 100
+#: A small table with more files is folded into one.
+MOST_SMALL_FILES = 100
 _WRITERS = 4
 
 
@@ -103,7 +104,7 @@ class RunStore(RunReader):
         """
         for name in ("stacks", "steps", "processes"):
             table = self._tables[name]
-            self._remember(table, fold(table, self._id, _MOST_SMALL_FILES))
+            self._remember(table, fold(table, self._id, MOST_SMALL_FILES))
         for table in self._tables.values():
             table.checkpoint_if_due()
         self._delete_replaced(time.monotonic() - GRACE_SECONDS)
