@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Literal, Protocol
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from rankscope.collector.jobs import (
     Job,
@@ -25,6 +24,7 @@ from rankscope.collector.jobs import (
 )
 from rankscope.collector.layout import Layout
 from rankscope.collector.render import Header, render
+from rankscope.collector.render.columns import split
 from rankscope.collector.steps import Seal
 from rankscope.collector.store import RunStore
 
@@ -143,10 +143,12 @@ class Finisher(threading.Thread):
         processes = list(job.parts)
         nodes, records = self._store.read_step(job.step, processes)
         stacks = self._store.stacks(processes)
+        nodes_of, records_of = split(nodes, "process"), split(records, "process")
         for process, part in job.parts.items():
-            own = _of_process(records, process)
-            header = self._header(job.step, part, own)
-            documents = render(_of_process(nodes, process), own, stacks, header)
+            own_nodes = nodes_of.get(process, nodes.slice(0, 0))
+            own_records = records_of.get(process, records.slice(0, 0))
+            header = self._header(job.step, part, own_records)
+            documents = render(own_nodes, own_records, stacks, header)
             self._layout.write(job.step, part.folder, documents)
 
     def _header(self, step: int, part: Part, records: pa.Table) -> Header:
@@ -161,7 +163,3 @@ class Finisher(threading.Thread):
             extra_info=part.extra_info,
             dump_data_dir=data_dir,
         )
-
-
-def _of_process(table: pa.Table, process: str) -> pa.Table:
-    return table.filter(pc.equal(table["process"], process))

@@ -154,11 +154,12 @@ class Committer(threading.Thread):
         process = hello.process_uuid
         if any(pending.decoded.process == process for pending in self._pending):
             self._commit()
-        position = self._enter(hello)
+        position, effects = self._enter(hello)
         if (old := position.session) is not None:
             old.close()
         position.session = session
         session.send(self._answer(position))
+        self._store_later(effects)
         if position.left:
             self._finisher.add([self._farewell_job(process)])
         if self.unavailable:
@@ -218,7 +219,7 @@ class Committer(threading.Thread):
         if process in self._imported or (known is not None and known.session is not None):
             return
         hello.delivered_later = known is None
-        self._enter(hello)
+        self._store_later(self._enter(hello)[1])
         self._import(process)
 
     def sealed(self, row: Row) -> None:
@@ -274,15 +275,14 @@ class Committer(threading.Thread):
             self.busy = self._has_work()
             return True
         self.busy = True
-        for _ in range(self._inbox.qsize() + 1):
-            if call is None:
-                return False
+        here = self._inbox.qsize()  # what came meanwhile shares the next commit
+        while call is not None:
             call()
-            if self._pending_events >= self._config.commit_rows or self._inbox.empty():
+            if here == 0 or self._pending_events >= self._config.commit_rows:
                 return True
+            here -= 1
             call = self._inbox.get()
-        self._inbox.put(call)
-        return True
+        return False
 
     def _end(self) -> None:
         if self._pending:
@@ -425,7 +425,7 @@ class Committer(threading.Thread):
 
     # ------------------------------------------------------------------ processes
 
-    def _enter(self, hello: pb.Hello) -> _Position:
+    def _enter(self, hello: pb.Hello) -> tuple[_Position, Effects]:
         process = hello.process_uuid
         position = self._positions.get(process)
         if position is None:
@@ -436,9 +436,8 @@ class Committer(threading.Thread):
         position.watched = False
         position.left = self._book.has_left(process)
         if position.left:
-            return position
-        self._store_later(self._book.hello(hello))
-        return position
+            return position, Effects()
+        return position, self._book.hello(hello)
 
     def _look_after_the_lost(self) -> None:
         now = time.monotonic()

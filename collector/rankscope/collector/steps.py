@@ -98,8 +98,10 @@ class Steps:
     def event(self, process: str, number: int, part: Part, now: float) -> None:
         """The process began, paused, ended or was kept from recording the step."""
         step = self._touch(process, number, now)
-        if step.parts.get(process) is Part.ENDED:
-            part = Part.ENDED  # a step does not begin again
+        before = step.parts.get(process)
+        ended_before = before in (Part.ENDED, Part.SKIPPED)
+        if before is not None and before is not part and (ended_before or part is Part.SKIPPED):
+            part = Part.ENDED  # no step begins again, and one filtered in part is not skipped
         step.parts[process] = part
         if part is Part.ENDED:
             step.render_at[process] = now
@@ -114,6 +116,8 @@ class Steps:
         """Rows of the step were stored."""
         step = self._touch(process, number, now)
         part = step.parts.setdefault(process, Part.OPEN)
+        if part is Part.SKIPPED:
+            part = step.parts[process] = Part.ENDED
         if part is Part.ENDED or process in self._gone:
             step.render_at[process] = now
 
