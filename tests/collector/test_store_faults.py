@@ -105,11 +105,12 @@ def test_a_group_that_failed_half_way_is_stored_once(
     assert again.durable_sequence(A) == (2 if restarted else 1)
 
 
-def test_regrouped_after_a_crash_between_tables(store, run_path, monkeypatch):
-    def crash(*_):
-        raise KeyboardInterrupt
+def _crash(*_):
+    raise KeyboardInterrupt
 
-    monkeypatch.setattr(store._tables["nodes"], "append", crash)
+
+def test_regrouped_after_a_crash_between_tables(store, run_path, monkeypatch):
+    monkeypatch.setattr(store._tables["nodes"], "append", _crash)
     with pytest.raises(KeyboardInterrupt):
         store.commit([made(A, 1), made(A, 2), made(A, 3)])
     again = RunStore.open(run_path, "one")
@@ -129,6 +130,21 @@ def test_a_conflict_with_the_same_process_is_looked_at_again(store, run_path):
     other.commit([made(A, 1)])
     store.commit([made(A, 1), made(A, 2)])
     assert_stored_once(run_path, batches=2)
+    other.close()
+
+
+def test_a_process_that_comes_back_from_another_collector(store, run_path, monkeypatch):
+    store.commit([made(A, 1)])
+    other = RunStore.open(run_path, "two")
+    assert other.durable_sequence(A) == 1
+    other.commit([made(A, 2)])
+    monkeypatch.setattr(other._tables["nodes"], "append", _crash)
+    with pytest.raises(KeyboardInterrupt):
+        other.commit([made(A, 3)])
+    store.read_step(0)
+    assert store.durable_sequence(A) == 2
+    store.commit([made(A, 3)])
+    assert_stored_once(run_path, batches=3)
     other.close()
 
 

@@ -98,6 +98,8 @@ class Committer:
         writing = []
         for name in ORDER:
             table = self._tables[name]
+            if name != "processes":
+                table.learn(group.sequences)
             rows = group.rows(name, table.stored_sequence, loose.get(name, ()))
             for step, part in by_step(name, rows):
                 new = file_name("part", self._id, step)

@@ -59,7 +59,13 @@ class RunStore(RunReader):
         return store
 
     def durable_sequence(self, process: str) -> int:
-        """The highest batch of the process that is stored in all tables, 0 when none is."""
+        """The highest batch of the process that is stored in all tables, 0 when none is.
+
+        Looks anew, some ms: to be asked when a process begins a stream, perhaps coming from another
+        collector. After that each commit says by returning what is stored.
+        """
+        for table in self._tables.values():
+            table.forget(process)
         return self._tables["nodes"].stored_sequence(process)
 
     def commit(
