@@ -102,7 +102,7 @@ def _write(store: _Store, rows: Rows, overrides: Overrides, results: Any, part: 
     if store.numeric.itemsize == 8 and not store.numeric.is_float:
         for i, entry in enumerate(entries):
             partial = Partial(**{name: int(result[i]) for name, result in results.items()})
-            if exact := write_partial(rows[entry], partial):
+            if exact := write_partial(rows, entry, partial):
                 overrides.setdefault(entry, {}).update(exact)
         return
     for name, result in results.items():

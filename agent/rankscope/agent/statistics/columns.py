@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rankscope.v1.collector_pb2 import HAS_COUNTS, HAS_RANGE, HAS_SUMS
+from rankscope.v1.collector_pb2 import HAS_CHECKSUM, HAS_COUNTS, HAS_RANGE, HAS_SUMS
 
 Overrides = dict[int, dict[str, object]]
 
@@ -79,11 +79,12 @@ def columns_of(rows: npt.NDArray[Any], overrides: Overrides) -> StatisticsColumn
     return StatisticsColumns(flags=flags, overrides=overrides, **columns)
 
 
-def write_partial(row: npt.NDArray[Any], partial: Partial) -> dict[str, object]:
-    """Put `partial` into a row and return the overrides that exact integers need."""
-    for name, value in zip(Partial._fields, partial, strict=True):
-        row[name] = value
-    row["flags"] |= MEASURED
+def write_partial(
+    rows: npt.NDArray[Any], entry: int, partial: Partial, checksum: int | None = None
+) -> dict[str, object]:
+    """Fill a row and return the overrides that exact integers need."""
+    flags = MEASURED if checksum is None else MEASURED | int(HAS_CHECKSUM)
+    rows[entry] = (*partial, checksum or 0, flags)
     return {
         name: value
         for name, value in (("max", partial.max), ("min", partial.min), ("sum", partial.sum))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import torch
 
 from .columns import ROW
 from .dtypes import NUMERIC
+from .memory import Extents
 
 _log = logging.getLogger("rankscope")
 
@@ -45,13 +47,24 @@ class Kernel:
     exact.
 
     `measure(data, count, row, code)` keeps the interpreter lock, `measure_large` lets it go;
-    `measure_strided(data, dimensions, extents, row, code)` lets it go too.
+    `measure_strided(data, dimensions, numbers, row, code)` and its large brother take extents.
     """
 
     instructions: str
     measure: Measure
     measure_large: Measure
     measure_strided: MeasureStrided
+    measure_strided_large: MeasureStrided
+
+    def measure_extents(self, data: int, extents: Extents, row: int, code: int) -> int:
+        """Measure each value once, whatever `extents.repeats` says."""
+        count = math.prod(size for size, _ in extents.dimensions)
+        if extents.is_dense:
+            return (self.measure if count < LARGE_COUNT else self.measure_large)(
+                data, count, row, code
+            )
+        strided = self.measure_strided if count < LARGE_COUNT else self.measure_strided_large
+        return strided(data, len(extents.dimensions), extents.numbers, row, code)
 
 
 def codes(checksum: str) -> dict[torch.dtype, int]:
@@ -108,12 +121,13 @@ def open_kernel(path: Path, instruction_sets: tuple[int, ...] = _BEST_FIRST) -> 
         library.rankscope_measure.argtypes = (
             *(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_void_p, ctypes.c_int),
         )
-    released.rankscope_measure_strided.argtypes = (
-        *(ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int),
-    )
+        library.rankscope_measure_strided.argtypes = (
+            *(ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int),
+        )
     return Kernel(
         instructions,
         held.rankscope_measure,
         released.rankscope_measure,
+        held.rankscope_measure_strided,
         released.rankscope_measure_strided,
     )

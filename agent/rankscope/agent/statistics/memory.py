@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import math
 from collections.abc import Iterator
-from typing import Any
+from functools import lru_cache
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -51,35 +55,48 @@ def _last_byte(tensor: torch.Tensor) -> int:
     return (int(tensor.storage_offset()) + span + 1) * tensor.element_size()
 
 
-Extents = list[tuple[int, int]]
+class Extents(NamedTuple):
+    """How values lie in memory: (size, stride) in elements, outermost first, neighbours merged."""
+
+    dimensions: tuple[tuple[int, int], ...]
+    repeats: int  # how often each element counts
+    numbers: ctypes.Array[ctypes.c_int64]  # the dimensions once more, as C reads them
+
+    @property
+    def is_dense(self) -> bool:
+        return len(self.dimensions) == 1 and self.dimensions[0][1] == 1
 
 
-def extents_of(tensor: torch.Tensor) -> tuple[Extents, int]:
-    """(size, stride) in elements, outermost first, in the order of memory, with neighbours merged.
+@lru_cache(maxsize=4096)
+def extents_of(shape: tuple[int, ...], strides: tuple[int, ...], in_order: bool = False) -> Extents:
+    """The extents of a tensor without an empty dimension.
 
-    The second value says how often each element repeats (expanded dimensions). Order does not
-    matter to statistics, so a transposed tensor comes out as one dense run.
+    Statistics do not ask for an order: dimensions are sorted as they lie in memory, so that a
+    transposed tensor becomes one dense run, and expanded ones are counted in `repeats`. With
+    `in_order` the order of indices is kept and `repeats` is 1.
     """
-    dims = sorted(
-        ((step, n) for n, step in zip(tensor.shape, tensor.stride(), strict=True) if n != 1),
-        reverse=True,
-    )
+    dims = [(size, step) for size, step in zip(shape, strides, strict=True) if size != 1]
     repeats = 1
-    extents: Extents = []
-    for step, size in dims:
-        if step == 0:
-            repeats *= size
-        elif extents and extents[-1][1] == step * size:
-            extents[-1] = (extents[-1][0] * size, step)
+    if not in_order:
+        repeats = math.prod(size for size, step in dims if step == 0)
+        dims = [(size, step) for size, step in dims if step]
+        dims.sort(key=itemgetter(1), reverse=True)
+    merged: list[tuple[int, int]] = []
+    for size, step in dims:
+        if merged and merged[-1][1] == step * size:
+            merged[-1] = (merged[-1][0] * size, step)
         else:
-            extents.append((size, step))
-    return extents or [(1, 1)], repeats
+            merged.append((size, step))
+    merged = merged or [(1, 1)]
+    numbers = [number for pair in merged for number in pair]
+    return Extents(tuple(merged), repeats, (ctypes.c_int64 * len(numbers))(*numbers))
 
 
 def strided_view(address: int, dtype: np.dtype[Any], extents: Extents) -> Array:
     """The memory that `extents` name."""
-    shape = tuple(size for size, _ in extents)
-    return array_at(address, dtype, shape, tuple(step * dtype.itemsize for _, step in extents))
+    shape = tuple(size for size, _ in extents.dimensions)
+    strides = tuple(step * dtype.itemsize for _, step in extents.dimensions)
+    return array_at(address, dtype, shape, strides)
 
 
 def logical_view(tensor: torch.Tensor, dtype: np.dtype[Any]) -> Array:

@@ -109,5 +109,7 @@ def combine_all(partials: list[Partial]) -> Partial:
 
 def repeated(partial: Partial, times: int) -> Partial:
     """The statistics of a tensor that holds every element `times` times."""
+    if times == 1:
+        return partial
     high, low, *sums = partial
     return Partial(high, low, *(value * times for value in sums))  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from .device import DeviceResults, is_capturing
 from .dtypes import NUMERIC
 from .guard import unseen
 from .kernel import LARGE_COUNT, codes, load_kernel
-from .memory import LOWEST_ADDRESS, dense_pieces, has_memory, logical_view
+from .memory import LOWEST_ADDRESS, dense_pieces, extents_of, has_memory, logical_view
 from .plain import float64_overrides, measure_plain
 from .special import NoValues, measure_special, values_of
 
@@ -114,28 +114,44 @@ class TensorStatistics:
         if code is None or not tensor.is_cpu:
             return False
         try:
-            if not tensor.is_contiguous() or tensor.is_neg():
+            address, dense = tensor.data_ptr(), tensor.is_contiguous()
+            if address < LOWEST_ADDRESS or tensor.is_neg():
                 return False
-            address = tensor.data_ptr()
         except RuntimeError:  # no memory of its own: sparse, wrapped by a transform, ...
             return False
-        if address < LOWEST_ADDRESS:
+        kernel, count = self._kernel, tensor.numel()
+        if kernel is None:
+            return self._keep_copy(entry, tensor, count)
+        row = self._address + entry * _ROW_BYTES
+        if dense:
+            measure = kernel.measure if count < LARGE_COUNT else kernel.measure_large
+            inexact = measure(address, count, row, code)
+        elif tensor.is_nested:
             return False
-        if self._kernel is None:
-            return self._keep_copy(entry, tensor, address)
-        count = tensor.numel()
-        measure = self._kernel.measure if count < LARGE_COUNT else self._kernel.measure_large
-        if measure(address, count, self._address + entry * _ROW_BYTES, code):
+        else:
+            extents = extents_of(tensor.shape, tensor.stride(), self._checksum == "xor")
+            if extents.repeats > 1 and count < LARGE_COUNT:
+                extents = extents_of(tensor.shape, tensor.stride(), True)
+            inexact = kernel.measure_extents(address, extents, row, code) or extents.repeats > 1
+        if inexact:
             self._measure_exactly(entry, tensor)
-        if self._checksum == "md5":
-            self._checksums[entry] = crc32_at(address, tensor.nbytes)
+            if self._checksum:
+                self._add_checksum(entry, tensor)
+        elif self._checksum == "md5":
+            self._checksums[entry] = (
+                crc32_at(address, tensor.nbytes) if dense else self._checksum_of(tensor)
+            )
         return True
 
-    def _keep_copy(self, entry: int, tensor: torch.Tensor, address: int) -> bool:
-        count = tensor.numel()
-        if count > SMALL_ELEMENTS:
+    def _keep_copy(self, entry: int, tensor: torch.Tensor, count: int) -> bool:
+        if count > SMALL_ELEMENTS or tensor.is_nested:
             return False
-        self._arena.add(entry, NUMERIC[tensor.dtype], address, count)
+        numeric = NUMERIC[tensor.dtype]
+        if tensor.is_contiguous():
+            self._arena.add(entry, numeric, tensor.data_ptr(), count)
+        else:
+            dense = np.ascontiguousarray(logical_view(tensor, numeric.storage))
+            self._arena.add(entry, numeric, dense.ctypes.data, count)
         if self._arena.used_bytes > self._limit:
             self._arena.reduce(self._rows, self._overrides, self._checksum)
         return True
@@ -179,14 +195,16 @@ class TensorStatistics:
                 self._override(entry, float64_overrides(tensor, partial))
         else:
             partial = measure_special(tensor, lambda part: measure_plain(part, self._kernel))
-        self._override(entry, write_partial(self._rows[entry], partial))
+        self._override(entry, write_partial(self._rows, entry, partial))
 
     def _add_checksum(self, entry: int, tensor: torch.Tensor) -> None:
-        values = values_of(tensor)
-        storage = np.dtype(f"V{values.element_size()}")
-        pieces = dense_pieces(logical_view(values, storage))
-        self._rows[entry]["checksum"] = CHECKSUMS[self._checksum](pieces)
-        self._rows[entry]["flags"] |= _CHECKSUM
+        self._checksums[entry] = self._checksum_of(tensor)
+        self._rows["flags"][entry] |= _CHECKSUM
+
+    def _checksum_of(self, tensor: torch.Tensor) -> int:
+        values = tensor if _is_plain(tensor) else values_of(tensor)
+        view = logical_view(values, np.dtype(f"V{values.element_size()}"))
+        return CHECKSUMS[self._checksum](dense_pieces(view))
 
     def _drop(self, entry: int, note: str, reason: str) -> str:
         self._rows[entry] = np.zeros((), ROW)
