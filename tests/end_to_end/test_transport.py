@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 
 HERE = Path(__file__).parent
 JOB = HERE / "transport_job.py"
@@ -333,3 +334,58 @@ def test_without_the_collector_extra_it_says_what_to_install_or_set(start, tmp_p
     said = [line for line in lines if "rankscope[collector]" in line]
     assert len(said) == 1
     assert "RANKSCOPE_COLLECTOR" in said[0]
+
+
+def serve(store, port):
+    """A real collector daemon, listening."""
+    port_file = store.parent / "port"
+    port_file.unlink(missing_ok=True)
+    arguments = ["--store", store, "--listen", f"127.0.0.1:{port}", "--port-file", port_file]
+    daemon = subprocess.Popen(
+        [sys.executable, "-m", "rankscope.collector.cli", "serve", *map(str, arguments)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    until(port_file.exists, 30)
+    return daemon
+
+
+def record_more(job, command):
+    """Five batches more; "flush" waits until all are acknowledged."""
+    job.stdin.write(command)
+    job.stdin.flush()
+    await_line(job, "recorded")
+
+
+def stored_stacks(sidecar):
+    table = DeltaTable(sidecar / "tables" / "stacks").to_pyarrow_table()
+    return sorted(table["stack"].to_pylist())
+
+
+def test_a_collector_killed_at_work_has_every_batch_once_in_the_end(start, tmp_path):
+    port = free_port()
+    daemon = serve(tmp_path / "store", port)
+    try:
+        job = start("hold", f"127.0.0.1:{port}", exit_seconds=20.0)
+        await_line(job, "recorded")
+        for command in ("flush\n", "\n", "\n"):
+            record_more(job, command)
+        daemon.kill()
+        daemon.wait()
+        record_more(job, "\n")
+        daemon = serve(tmp_path / "store", port)
+        status, lines, err = end(job, 40)
+        assert (status, lines[-1], err) == (0, "closed True", "")
+    finally:
+        daemon.terminate()
+        daemon.wait(20)
+    (sidecar,) = (tmp_path / "store").glob("*.rankscope")
+    assert stored_stacks(sidecar) == list(range(1, 41))
+
+
+def test_the_real_embedded_collector_is_started_and_has_everything(start, tmp_path):
+    job = start("close_at_exit", exit_seconds=30.0)
+    status, lines, err = end(job, 40)
+    assert (status, lines[-1], err) == (0, "closed True", "")
+    assert stored_stacks(tmp_path / "dump.rankscope") == list(range(1, 21))
+    assert list((tmp_path / "dump.rankscope" / "spool").iterdir()) == []

@@ -36,7 +36,7 @@ class Source:
             return None
         self.taken += 1
         step = pb.StepEvent(step=self.taken, kind=pb.StepEvent.END)
-        return pb.Batch(steps=[step], columns=pb.Columns(max=bytes(self.size)))
+        return pb.Batch(steps=[step], stacks=[pb.Stack(id=self.taken, frames=["x" * self.size])])
 
     def lost(self, batch, reason):
         say("lost", reason)
@@ -93,9 +93,9 @@ def no_close(transport, source):
 def hold(transport, source):
     record(transport, source, 20)
     say("recorded")
-    while sys.stdin.readline():
+    while line := sys.stdin.readline():
         record(transport, source, 5)
-        say("recorded")
+        say("recorded" if line == "\n" or transport.flush(20) else "not acknowledged")
     say("closed", transport.close("exit").complete)
 
 

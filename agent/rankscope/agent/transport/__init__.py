@@ -1,9 +1,9 @@
 """The way of a batch out of the training process: spool first, then one stream to a collector.
 
 `Transport` is what the recording side uses. The modules in the order a batch meets them: `pump`
-(the thread), `backlog` (take and spool), `spool`, `disk_spool`, `segment` (where it waits), `sender`
-and `stream` (gRPC); `embedded` finds or starts a collector, `leftovers` delivers spools of dead
-processes, `signals` is for SIGTERM. No torch in here; gRPC is imported by `Transport.start`.
+(the thread), `backlog` (take and spool), `spool`, `disk_spool`, `segment` (where it waits), then
+`sender` and `stream` (gRPC). `embedded` finds or starts a collector, `leftovers` delivers spools
+of dead processes, `signals` is for SIGTERM. No torch; gRPC is imported by `Transport.start`.
 """
 
 from rankscope.agent.transport.config import TransportConfig

@@ -90,6 +90,8 @@ class Sender:
         self._said: set[str] = set()
         self._refused: set[int] = set()
         self._stopping = threading.Event()
+        # One that is being started on this host imports its libraries first.
+        self._notice_seconds = config.connect_notice_seconds * (1 if config.collector else 10)
         self._attempts = 0  # since something new was acknowledged
         self._cut = False  # the channel is to be closed with its call
         self._began: float | None = None
@@ -116,7 +118,7 @@ class Sender:
         """Call a few times a second: gives up what hangs, says once when nobody answers."""
         now = time.monotonic()
         waited = now - self._began if self._began is not None else 0.0
-        if self.welcome is None and waited > self._config.connect_notice_seconds:
+        if self.welcome is None and waited > self._notice_seconds:
             self._say_unreachable()
         stream, call = self._stream, self._call
         if stream is None or call is None:
@@ -163,6 +165,8 @@ class Sender:
             try:
                 pause = self._attempt()
             except Exception as error:
+                if self._stopping.is_set():  # the channel was closed under it
+                    return
                 self._say("error", "attempt", f"cannot stream ({type(error).__name__}: {error})")
                 self.last_problem = f"{type(error).__name__}: {error}"
                 self._attempts += 1
