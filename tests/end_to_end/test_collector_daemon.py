@@ -9,7 +9,7 @@ import sys
 
 import pytest
 from batches import Event, batch, linear_batch
-from fake_agent import Daemon, FakeAgent, goodbye, hello, here, step_batch, wait_for
+from fake_agent import Daemon, FakeAgent, goodbye, hello, here, step_batch, wait_for, write_spool
 
 from rankscope.collector.store import open_readonly
 from rankscope.v1 import collector_pb2 as pb
@@ -311,21 +311,6 @@ def test_a_dead_neighbours_spool_is_taken_in(run, agents, tmp_path):
     assert rows(run, 0) == (7, 14)
     (sealed,) = wait_for(lambda: steps(run, "sealed"))
     assert json.loads(sealed["missing"]) == {agent.process: "lost"}
-
-
-def write_spool(folder, said, batches):
-    """A segment as a dead agent leaves it: with a torn frame at its end."""
-    import struct
-    import zlib
-
-    folder.mkdir()
-    data = b"RSSPOOL1"
-    frames = {0: said} | batches
-    for sequence, message in frames.items():
-        payload = message.SerializeToString()
-        data += struct.pack("<IIQ", len(payload), zlib.crc32(payload), sequence) + payload
-    torn = struct.pack("<IIQ", 1000, 1, 99) + b"torn"
-    (folder / f"{said.process_uuid}-{1:020d}.spool").write_bytes(data + torn)
 
 
 def test_sigterm_commits_renders_and_seals_what_is_there(tmp_path):

@@ -4,6 +4,7 @@ import json
 import os
 import queue
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -150,6 +151,18 @@ class FakeAgent:
             self._call.cancel()
             self._out.put(None)
             self._channel.close()
+
+
+def write_spool(folder, said, batches):
+    """A segment as a dead agent leaves it: with a torn frame at its end."""
+    folder.mkdir(parents=True, exist_ok=True)
+    data = b"RSSPOOL1"
+    frames = {0: said} | batches
+    for sequence, message in frames.items():
+        payload = message.SerializeToString()
+        data += struct.pack("<IIQ", len(payload), zlib.crc32(payload), sequence) + payload
+    torn = struct.pack("<IIQ", 1000, 1, 99) + b"torn"
+    (folder / f"{said.process_uuid}-{1:020d}.spool").write_bytes(data + torn)
 
 
 def wait_for(condition, timeout=20.0):

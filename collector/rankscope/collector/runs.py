@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 PROTOCOL_VERSION = 1
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+=-]{0,127}")
-_RETRY_SECONDS = 5.0
+RETRY_SECONDS = 5.0
 _IDLE_SECONDS = 60.0
 
 
@@ -46,8 +46,8 @@ class RunService:
         run_path.mkdir(parents=True, exist_ok=True)
         rows, events = self._store.processes(), self._store.steps_rows().to_pylist()
         self._book = Book(config, rows, events)
-        layout = Layout(run_path)
-        self._finisher = Finisher(self._store, layout, self)
+        self._layout = Layout(run_path)
+        self._finisher = Finisher(self._store, self._layout, self)
         welcome = pb.Welcome(
             protocol_version=PROTOCOL_VERSION,
             collector_version=version,
@@ -62,7 +62,7 @@ class RunService:
         missing = [
             (step, process)
             for process, step, folder in self._book.in_layout()
-            if self._book.steps.is_active(step) or not layout.folder(step, folder).is_dir()
+            if self._book.steps.is_active(step) or not self._layout.folder(step, folder).is_dir()
         ]
         self.committer.post(lambda: self.committer.restored(missing))
         self._finisher.start()
@@ -96,7 +96,7 @@ class RunService:
         """Tried again when the disk was to blame."""
         if isinstance(error, OSError | StoreUnavailable):
             again = lambda: self._finisher.add([job])  # noqa: E731
-            self.committer.post(lambda: self.committer.after(_RETRY_SECONDS, again))
+            self.committer.post(lambda: self.committer.after(RETRY_SECONDS, again))
         else:
             text = f"step {job.step}" if isinstance(job, RenderStep) else f"step {job.seal.step}"
             self.committer.post(lambda: self.committer.tell_all(f"{text} is not written: {error}"))
