@@ -160,7 +160,7 @@ def test_a_full_disk_is_reported_and_the_commit_repeated(store, run_path, monkey
         monkeypatch.setattr(files_module, "fsync", full)
     else:
         monkeypatch.setattr(log_module, "fsync", full)
-    for _ in range(2):
+    for _ in range(5):
         with pytest.raises(StoreUnavailable, match="No space left"):
             store.commit([made(A, 2)], [{**STEP_ROW, "batch": 2}])
     if call == "data":

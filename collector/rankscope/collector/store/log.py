@@ -30,23 +30,23 @@ class TableLog:
 
     def sync(self, version: int) -> None:
         """Makes every entry up to `version` durable, also those of other writers."""
-        start = (
-            max(self._synced, self.newest_checkpoint()) + 1
-            if self._synced < 0
-            else (self._synced + 1)
-        )
-        for entry in map(self.entry, range(start, version + 1)):
-            # Entries behind another writer's durable checkpoint may have been cleaned up.
-            if entry.exists():
+        if version <= self._synced:
+            return
+        if self._synced < 0 and (checkpoint := self.newest_checkpoint()) >= 0:
+            self.sync_checkpoint(checkpoint)
+            self._synced = checkpoint
+        for entry in map(self.entry, range(self._synced + 1, version + 1)):
+            if entry.exists():  # another writer may have cleaned up since we looked
                 fsync(entry)
         fsync(self.folder)
-        self._synced = max(self._synced, version)
+        self._synced = version
 
     def sync_checkpoint(self, version: int) -> None:
         """Makes the checkpoint of `version` durable and then what points to it."""
         for path in self._checkpoints().get(version, []):
             fsync(path)
-        fsync(self.folder / _LAST)
+        if (self.folder / _LAST).exists():
+            fsync(self.folder / _LAST)
         fsync(self.folder)
 
     def newest_checkpoint(self) -> int:

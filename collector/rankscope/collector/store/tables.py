@@ -77,11 +77,12 @@ class Table:
                 self._update()
 
     def reload(self) -> None:
-        """Forgets all that is known in memory: after a failure whose outcome is unknown."""
-        with self.lock:
+        """Sees what is there, durably, after a failure whose outcome is unknown."""
+        with self.lock, foreign_errors(self.root):
             self._versions.clear()
             self._stale = True
             self.refresh()
+            self._log.sync(self.version)
 
     def files(self, step: int | None = None, processes: Collection[str] | None = None) -> list[str]:
         """Names of the live files, of one step, and only those that may hold the processes."""
@@ -101,11 +102,13 @@ class Table:
             return self._view().transaction_version(app_id) or 0
 
     def learn(self, processes: Iterable[str]) -> None:
-        """Looks up, in a new view, what is stored of processes that are not known yet."""
-        with self.lock:
+        """Looks up, in a new view, what is durable of processes that are not known yet."""
+        with self.lock, foreign_errors(self.root):
             unknown = [process for process in processes if process not in self._versions]
             if unknown:
                 self.refresh()
+                # What is looked up is taken for durable, also when another writer died over it.
+                self._log.sync(self.version)
             for process in unknown:
                 self._versions[process] = self.transaction(process)
 
