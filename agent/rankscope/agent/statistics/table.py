@@ -54,12 +54,13 @@ def _sums(values: Array, starts: Array) -> Array:
 
 
 def _sums_of_squares(values: Array, starts: Array) -> Array:
-    return np.add.reduceat(np.square(values.astype(np.float64)), starts)
+    return np.add.reduceat(np.square(values.astype(np.float64, copy=False)), starts)
 
 
 def _counts(test: Callable[[Array], Any]) -> Callable[[Array, Array], Array]:
     def count(values: Array, starts: Array) -> Array:
-        return np.add.reduceat(test(values).view(np.uint8), starts, dtype=np.int64)
+        positions = np.flatnonzero(test(values))
+        return np.diff(np.searchsorted(positions, np.append(starts, len(values))))
 
     return count
 
