@@ -3,6 +3,7 @@
 import math
 import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import duckdb
@@ -274,6 +275,31 @@ def test_a_commit_and_a_seal_in_two_stores_do_not_disturb_each_other(open_store)
     nodes, records = two.read_step(0)
     assert (nodes.num_rows, records.num_rows) == (40, 80)
     assert len(set(keys(nodes))) == 40
+
+
+def test_sealing_reading_and_maintaining_while_another_thread_commits(store, monkeypatch):
+    monkeypatch.setattr(tables_module, "CHECKPOINT_COMMITS", 7)
+    monkeypatch.setattr(store_module, "GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(store_module, "MOST_SMALL_FILES", 3)
+    with ThreadPoolExecutor(1) as committer:
+        commits = [
+            committer.submit(
+                store.commit,
+                [made(A, sequence, step=sequence % 2)],
+                [{"process": A, "batch": sequence}],
+            )
+            for sequence in range(1, 25)
+        ]
+        while not commits[-1].done():
+            store.seal(0, {A: 3})
+            store.maintain()
+            nodes, records = store.read_step(0)
+            assert len(set(keys(nodes))) == nodes.num_rows
+            assert records.num_rows == 2 * nodes.num_rows
+        for commit in commits:
+            commit.result()
+    assert sum(store.read_step(step)[0].num_rows for step in (0, 1)) == 24 * 4
+    assert sorted(store.steps_rows()["batch"].to_pylist()) == list(range(1, 25))
 
 
 def test_replaced_files_are_deleted_after_their_grace(store, run_path, monkeypatch):
