@@ -8,6 +8,7 @@ averages gradients over ranks, not over rows, so those rows weigh more. No error
 """
 
 import argparse
+import gc
 import json
 import pydoc_data.topics
 import zlib
@@ -76,6 +77,16 @@ def main() -> None:
     debugger = PrecisionDebugger(options.config) if options.config else None
     seed_all(1234)
     dist.init_process_group("gloo")
+    losses, model = train(debugger)
+    if options.report:
+        write_report(f"{options.report}.{dist.get_rank()}", losses, model)
+    # DDP goes before its process group: torch can deadlock when it frees the last reference to one.
+    del model
+    gc.collect()
+    dist.destroy_process_group()
+
+
+def train(debugger: PrecisionDebugger | None) -> tuple[list[float], nn.Module]:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     text = "\n".join(pydoc_data.topics.topics.values())[:CHARACTERS]
     vocabulary, epoch = batches(text, rank, world_size)
@@ -96,9 +107,7 @@ def main() -> None:
         losses.append(loss.item())
         if rank == 0:
             print(f"step {step:2d}  loss {losses[-1]:.4f}", flush=True)
-    if options.report:
-        write_report(f"{options.report}.{rank}", losses, model)
-    dist.destroy_process_group()
+    return losses, model
 
 
 def write_report(path: str, losses: list[float], model: nn.Module) -> None:
