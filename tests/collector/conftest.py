@@ -30,11 +30,11 @@ class Events:
         """A record takes its place in the call tree."""
         self._event(record, "node", kind, direction, parent=parent, stack=stack, leaves=0)
 
-    def data(self, record, what, structure, *leaves, kind="api", direction="forward"):
+    def data(self, record, what, structure, *leaves, kind="api", direction="forward", **more):
         """A record's data; `structure` names the leaves by number."""
         seq = len(self.node_rows)
         text = json.dumps(structure)
-        self._event(record, what, kind, direction, structure=text, leaves=len(leaves))
+        self._event(record, what, kind, direction, structure=text, leaves=len(leaves), **more)
         for number, leaf in enumerate(leaves):
             row = {"seq": seq, "leaf": number, "record": record, "kind": kind}
             self.record_rows.append(self.where | row | {"direction": direction} | leaf)

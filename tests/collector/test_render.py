@@ -103,8 +103,7 @@ def linear(rows):
     inputs = {"input_args": [0, 1, 2], "input_kwargs": {"size": 3}}
     events.data(api, "input", inputs, first, {"form": "null"}, {"form": "empty"}, size)
     number = rows.scalar("int", "12345678901234567890")
-    events.data(api, "output", {"output": [[], 0]}, number)
-    events.node(api, parent=module, stack=7)
+    events.data(api, "output", {"output": [[], 0]}, number, parent=module, stack=7)
     events.node(module, kind="module", stack=7)
     value = rows.tensor("int64", [], max=-3.0, min=-3.0, mean=-3.0, norm=3.0)
     events.data(module, "output", {"output": [0], "parameters": {}}, value, kind="module")

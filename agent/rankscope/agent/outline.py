@@ -14,8 +14,7 @@ serialized `Outline` message of the contract.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -28,23 +27,13 @@ from rankscope.v1 import collector_pb2 as pb
 _Tensor = torch.Tensor
 _Parameter = torch.nn.Parameter
 _MAX_DEPTH = 400
+_SCALARS = encoding.SCALARS
+_EMPTY_MAPPING = (dict, ())
+_interpreters = torch._C._functorch.peek_interpreter_stack
 
 TensorEntry = torch.Tensor | Description
-
-
-class Part(NamedTuple):
-    """One field of a record: where it stands in the record, and the value to look at."""
-
-    name: str  # "input_args", "output", ...; for parameters_grad the parameter's name
-    value: Any
-    part: str = ""  # what the tables call the part; the name when empty
-
-
-@dataclass(frozen=True)
-class Scanned:
-    outline: int
-    tensors: list[TensorEntry]
-    values: list[int]
+#: Fields of a record with their values, in order: ("input_args", args), ("input_kwargs", kwargs).
+Parts = tuple[tuple[str, Any], ...]
 
 
 class Outlines:
@@ -57,17 +46,24 @@ class Outlines:
         self._scalar_ids: dict[tuple[type, Any], int] = {}
         self._text_ids: dict[str, int] = {}
 
-    def scan(self, parts: Sequence[Part]) -> Scanned:
-        """Look at the parts of one event. Raises nothing but what the values' own
-        properties raise.
+    def scan(self, parts: Parts, part: str, tensors: list[TensorEntry], values: list[int]) -> int:
+        """Outline id of an event's fields; its tensors and one value id a leaf are appended.
+
+        `part` is what the tables call the fields, or "": each by its own name. Raises nothing but
+        what the values' own properties raise.
         """
-        walk = _Walk(self)
-        tree = tuple((part.name, part.part, walk.visit(part.value, None, 0)) for part in parts)
-        outline = self._ids.get(tree)
+        # Inside vmap, grad and jvp a tensor that looks plain is a wrapper.
+        walk = _Walk(self, tensors, values, _interpreters() is not None)
+        tree: list[Any] = [part]
+        for name, value in parts:
+            tree.append(name)
+            tree.append(walk.visit(value, 0))
+        key = tuple(tree)
+        outline = self._ids.get(key)
         if outline is None:
-            outline = self._ids[tree] = len(self.payloads)
-            self.payloads.append(_build(tree))
-        return Scanned(outline, walk.tensors, walk.values)
+            outline = self._ids[key] = len(self.payloads)
+            self.payloads.append(_build(key))
+        return outline
 
     def text_id(self, text: str) -> int:
         """Id of a JSON text."""
@@ -89,51 +85,69 @@ class Outlines:
 
 
 class _Walk:
-    """One walk over the values of an event. Trees are tuples: (dtype, shape, requires_grad) for a
-    tensor, (list, ...) and (dict, keys, ...) for containers, a Leaf or Description for everything
-    else.
+    """One walk over the values of an event.
+
+    Trees are tuples: (dtype, shape, requires_grad) for a tensor, (list, ...) and (dict, keys, ...)
+    for containers, a Leaf or _Described for everything else.
     """
 
     __slots__ = ("outlines", "tensors", "transformed", "values")
 
-    def __init__(self, outlines: Outlines) -> None:
-        self.outlines = outlines
-        self.tensors: list[TensorEntry] = []
-        self.values: list[int] = []
-        # Inside vmap, grad and jvp a tensor that looks plain is a wrapper.
-        self.transformed = torch._C._functorch.peek_interpreter_stack() is not None
+    def __init__(
+        self,
+        outlines: Outlines,
+        tensors: list[TensorEntry],
+        values: list[int],
+        transformed: bool,
+    ) -> None:
+        self.outlines, self.transformed = outlines, transformed
+        self.tensors, self.values = tensors, values
 
-    def visit(self, value: Any, key: str | None, depth: int) -> Any:
+    def visit(self, value: Any, depth: int) -> Any:
         kind = type(value)
         if (kind is _Tensor or kind is _Parameter) and not self.transformed:
             self.tensors.append(value)
             self.values.append(0)
             return (value.dtype, value.shape, value.requires_grad)
-        scalar = encoding.SCALARS.get(kind)
-        if scalar is not None:
+        if kind is tuple or kind is list:
+            return self._sequence(value, depth)
+        if kind in _SCALARS:
             self.values.append(self.outlines.scalar_id(kind, value))
-            return scalar
+            return _SCALARS[kind]
         if value is None:
             self.values.append(0)
             return encoding.NULL
+        if kind is dict:
+            return self._mapping(value.items(), depth) if value else _EMPTY_MAPPING
+        return self._unusual(value, depth)
+
+    def _sequence(self, items: Any, depth: int) -> Any:
         if depth >= _MAX_DEPTH:
             return self._leaf(encoding.NULL, json.dumps(f"nested deeper than {_MAX_DEPTH}"))
-        if kind is tuple or kind is list:
-            return (list, *[self.visit(item, None, depth + 1) for item in value])
-        if kind is dict:
-            return self._mapping(value.items(), depth)
-        return self._unusual(value, key, depth)
+        tree: list[Any] = [list]
+        tensors, values, transformed = self.tensors, self.values, self.transformed
+        for value in items:
+            kind = type(value)
+            if (kind is _Tensor or kind is _Parameter) and not transformed:
+                tensors.append(value)
+                values.append(0)
+                tree.append((value.dtype, value.shape, value.requires_grad))
+            else:
+                tree.append(self.visit(value, depth + 1))
+        return tuple(tree)
 
     def _mapping(self, items: Iterable[tuple[Any, Any]], depth: int) -> Any:
+        if depth >= _MAX_DEPTH:
+            return self._leaf(encoding.NULL, json.dumps(f"nested deeper than {_MAX_DEPTH}"))
         keys, trees = [], []
         for key, value in items:
             text = key if type(key) is str else encoding.key_text(key)
             keys.append(text)
             special = encoding.by_key(text, value) if text in encoding.SPECIAL_KEYS else None
-            trees.append(self._leaf(*special) if special else self.visit(value, text, depth + 1))
+            trees.append(self._leaf(*special) if special else self.visit(value, depth + 1))
         return (dict, tuple(keys), *trees)
 
-    def _unusual(self, value: Any, key: str | None, depth: int) -> Any:
+    def _unusual(self, value: Any, depth: int) -> Any:
         if isinstance(value, _Tensor):
             described = describe(value)
             self.tensors.append(described)
@@ -148,7 +162,7 @@ class _Walk:
             )
         encoded = encoding.encode(value)
         if isinstance(encoded, list):
-            return (list, *[self.visit(item, None, depth + 1) for item in encoded])
+            return self._sequence(encoded, depth)
         if isinstance(encoded, dict):
             return self._mapping(encoded.items(), depth)
         return self._leaf(*encoded)
@@ -166,14 +180,13 @@ class _Described(NamedTuple):
     extra_json: str
 
 
-def _build(tree: tuple[tuple[str, str, Any], ...]) -> bytes:
-    """The serialized Outline of a shape tree."""
+def _build(tree: tuple[Any, ...]) -> bytes:
+    """The serialized Outline of a tree: (part, name, node, name, node, ...)."""
     leaves: list[pb.LeafTemplate] = []
     fields = {}
-    for name, part, node in tree:
-        if (
-            part
-        ):  # a parameter's gradient: a list of one that is addressed by the parameter's name alone
+    part = tree[0]
+    for name, node in zip(tree[1::2], tree[2::2], strict=True):
+        if part:  # a parameter's gradient: a list of one, addressed by the parameter's name alone
             fields[name] = [_number(item, part, name, leaves) for item in node[1:]]
         else:
             fields[name] = _number(node, name, "", leaves)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from rankscope.agent.outline import Outlines, Part, Scanned
+from rankscope.agent.outline import Outlines, Parts, TensorEntry
 from rankscope.agent.stacks import StackTable
 from rankscope.agent.statistics import Description, Pending, TensorStatistics
 from rankscope.v1 import collector_pb2 as pb
@@ -26,6 +26,7 @@ NODE, INPUT, OUTPUT = pb.NODE, pb.INPUT, pb.OUTPUT
 API, MODULE, PARAMETERS_GRAD, SCOPE, SAVE = pb.API, pb.MODULE, pb.PARAMETERS_GRAD, pb.SCOPE, pb.SAVE
 FORWARD, BACKWARD = pb.FORWARD, pb.BACKWARD
 
+_now = time.time
 _COLUMNS = 8  # step, name, what, kind, direction, outline, parent, stack
 _Ints = npt.NDArray[np.int64]
 
@@ -45,7 +46,7 @@ class Recorder:
         self._times = array("d")
         self._values = array("q")
         self._first_event = 0
-        self._step_events: Counter[int] = Counter()
+        self._step_events: Counter[int] = Counter()  # of batches already taken
         self._announced: set[int] = set()  # stacks whose text has been sent
         self._control = pb.Batch()
         self._after: list[Callable[[], None]] = []
@@ -71,28 +72,27 @@ class Recorder:
         direction: int,
         parent: int = 0,
         stack: int = 0,
-        parts: Sequence[Part] | None = None,
+        parts: Parts = (),
     ) -> None:
         """Append one event; the tensors of `parts` are measured before this returns."""
-        scanned = self.outlines_scan(parts) if parts else None
+        outline = 0
+        if parts:
+            tensors: list[TensorEntry] = []
+            values: list[int] = []
+            part = "parameters_grad" if kind == PARAMETERS_GRAD else ""
+            outline = self.outlines.scan(parts, part, tensors, values)
         with self.lock:
-            if scanned is not None:
-                add = self._statistics.add
-                for tensor in scanned.tensors:
+            if outline:
+                for tensor in tensors:
                     if type(tensor) is Description:
-                        add(tensor.data, note=tensor.note)
+                        self._statistics.add(tensor.data, note=tensor.note)
                     else:
-                        add(tensor)  # type: ignore[arg-type]
-                self._values.extend(scanned.values)
-            outline = scanned.outline if scanned is not None else 0
+                        self._statistics.add(tensor)  # type: ignore[arg-type]
+                self._values.extend(values)
             self._events.extend((step, name, what, kind, direction, outline, parent, stack))
-            self._times.append(time.time())
-            self._step_events[step] += 1
+            self._times.append(_now())
         if self._after:
             self._run_deferred()
-
-    def outlines_scan(self, parts: Sequence[Part]) -> Scanned:
-        return self.outlines.scan(parts)
 
     # ------------------------------------------------------------------------------ control events
 
@@ -101,7 +101,10 @@ class Recorder:
         events.
         """
         with self.lock:
-            events = self._step_events.pop(step, 0) if kind == pb.StepEvent.END else 0
+            events = 0
+            if kind == pb.StepEvent.END:
+                steps = np.frombuffer(self._events, dtype=np.int64)[::_COLUMNS]
+                events = self._step_events.pop(step, 0) + int(np.count_nonzero(steps == step))
             self._control.steps.add(
                 step=step, kind=kind, events=events, time=time.time(), reason=reason
             )
@@ -153,6 +156,9 @@ class Recorder:
                 return None
             events, times, values = self._events, self._times, self._values
             pending = self._statistics.take()
+            steps = np.frombuffer(events, dtype=np.int64)[::_COLUMNS]
+            for step, number in zip(*np.unique(steps, return_counts=True), strict=True):
+                self._step_events[int(step)] += int(number)
             first, self._first_event = self._first_event, self._first_event + len(times)
             self._events, self._times, self._values = array("q"), array("d"), array("q")
             self._control = pb.Batch()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import count
 from types import FrameType
 from typing import Any
@@ -20,7 +20,7 @@ from rankscope.agent import recorder as rec
 from rankscope.agent.apis import ApiTable
 from rankscope.agent.config import Config
 from rankscope.agent.log import log
-from rankscope.agent.outline import Part
+from rankscope.agent.outline import Parts
 from rankscope.agent.recorder import Recorder
 
 _graph_task = torch._C._current_graph_task_id
@@ -99,10 +99,15 @@ class Session:
         """
         self._pending_nodes.append((name, kind, direction, parent, stack))
 
-    def complete_node(self, name: int, kind: int, direction: int, parent: int, stack: int) -> None:
-        """A record is complete: it takes its place, then the modules that have begun by now."""
-        self.recorder.event(self.step, name, rec.NODE, kind, direction, parent, stack)
-        self.flush_nodes()
+    def complete_api(
+        self, name: int, direction: int, parent: int, stack: int, has_output: bool
+    ) -> None:
+        """An API's record is complete: it takes its place, by its output's event where there is
+        one, then the modules that have begun by now."""
+        if not (has_output and self.has_data):
+            self.recorder.event(self.step, name, rec.NODE, rec.API, direction, parent, stack)
+        if self._pending_nodes:
+            self.flush_nodes()
 
     def flush_nodes(self) -> None:
         if self._pending_nodes:
@@ -153,7 +158,7 @@ class Session:
         direction: int,
         parent: int,
         stack: int,
-        parts: Sequence[Part],
+        parts: Parts,
     ) -> None:
         """An event with data; the structure task has none."""
         if self.has_data:

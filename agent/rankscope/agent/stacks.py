@@ -23,7 +23,6 @@ class StackTable:
     def __init__(self) -> None:
         self._ids: dict[StackKey, int] = {}
         self._frames: dict[int, list[str]] = {}
-        self._skip: dict[CodeType, bool] = {}
         self._lines: dict[tuple[CodeType, int], str | None] = {}
 
     def capture(self, frame: FrameType | None = None) -> int:
@@ -32,17 +31,11 @@ class StackTable:
         """
         key: list[object] = []
         append = key.append
-        skip = self._skip
         if frame is None:
             frame = sys._getframe(1)
         while frame is not None:
-            code = frame.f_code
-            ours = skip.get(code)
-            if ours is None:
-                ours = skip[code] = code.co_filename.startswith(_OURS)
-            if not ours:
-                append(code)
-                append(frame.f_lasti)
+            append(frame.f_code)
+            append(frame.f_lasti)
             frame = frame.f_back
         found = self._ids.get(interned := tuple(key))
         return found if found is not None else self._intern(interned)
@@ -64,9 +57,11 @@ class StackTable:
         return stack
 
     def _line(self, code: CodeType, instruction: int) -> str | None:
-        """One frame as text, or None when its source cannot be read."""
+        """One frame as text, or None for ours and where the source cannot be read."""
         where = (code, instruction)
         if where not in self._lines:
+            if code.co_filename.startswith(_OURS):
+                return None
             number = _line_number(code, instruction)
             source = linecache.getline(code.co_filename, number).strip()
             self._lines[where] = (

@@ -13,7 +13,6 @@ import torch
 
 from rankscope.agent import recorder as rec
 from rankscope.agent.apis import Api
-from rankscope.agent.outline import Part
 from rankscope.agent.session import Session
 
 Gradients = tuple[torch.Tensor | None, ...]
@@ -45,9 +44,9 @@ def watch_backward(
             with torch._C.DisableTorchFunction():
                 session.before_node(node_sequence)
                 parent = session.backward_parent(forward_parent)
-                parts = (Part("input", outputs), Part("output", inputs))
+                parts = (("input", outputs), ("output", inputs))
                 session.event(name, rec.OUTPUT, rec.API, rec.BACKWARD, parent, 0, parts)
-                session.complete_node(name, rec.API, rec.BACKWARD, parent, 0)
+                session.complete_api(name, rec.BACKWARD, parent, 0, True)
         except Exception as error:
             session.fault(f"the backward of {api.stem}", error)
 

@@ -19,7 +19,6 @@ import torch.distributed as dist
 
 from rankscope.agent import recorder as rec
 from rankscope.agent.apis import Api
-from rankscope.agent.outline import Part
 from rankscope.agent.session import Session
 
 #: Position of the argument that a call fills and that holds nothing before.
@@ -136,8 +135,8 @@ class DistributedTap:
                 parent, stack = session.parent(), session.stack()
                 seen_args, seen_kwargs = _mask(args, kwargs, masked)
                 parts = (
-                    Part("input_args", tuple(map(_hide_receives, seen_args))),
-                    Part("input_kwargs", {k: _hide_receives(v) for k, v in seen_kwargs.items()}),
+                    ("input_args", tuple(map(_hide_receives, seen_args))),
+                    ("input_kwargs", {k: _hide_receives(v) for k, v in seen_kwargs.items()}),
                 )
                 session.event(name, rec.INPUT, rec.API, rec.FORWARD, parent, stack, parts)
                 return _Call(name, parent, stack, session.step, args, kwargs, sends)
@@ -154,7 +153,7 @@ class DistributedTap:
                 self._pending[key] = call
         else:
             self._output(call)
-        session.complete_node(call.name, rec.API, rec.FORWARD, call.parent, call.stack)
+        session.complete_api(call.name, rec.FORWARD, call.parent, call.stack, not works)
 
     def _waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -178,7 +177,7 @@ class DistributedTap:
                 values = [*call.args, *call.kwargs.values()]
                 if call.sends is not None and values:
                     values[call.sends] = None
-                parts = (Part("output", values),)
+                parts = (("output", values),)
                 session.event(
                     call.name, rec.OUTPUT, rec.API, rec.FORWARD, call.parent, call.stack, parts
                 )

@@ -22,7 +22,6 @@ from torch.overrides import TorchFunctionMode
 
 from rankscope.agent import recorder as rec
 from rankscope.agent.apis import Api
-from rankscope.agent.outline import Part
 from rankscope.agent.session import Session
 from rankscope.agent.taps import mode_stack, openbody, operators
 from rankscope.agent.taps.api_backward import watch_backward
@@ -129,7 +128,7 @@ class ApiCall:
             kept = self._keeps(api)
             stack = session.stack(frame) if kept else 0
             if kept:
-                parts = (Part("input_args", written[0]), Part("input_kwargs", written[1]))
+                parts = (("input_args", written[0]), ("input_kwargs", written[1]))
                 session.event(
                     forward, rec.INPUT, rec.API, rec.FORWARD, session.parent(), stack, parts
                 )
@@ -161,10 +160,10 @@ class ApiCall:
         session = self._session
         parent = session.parent()
         if kept:
-            parts = (Part("output", as_output(output)),)
+            parts = (("output", as_output(output)),)
             session.event(forward, rec.OUTPUT, rec.API, rec.FORWARD, parent, stack, parts)
             watch_backward(session, api, backward, parent, *written, output)
-        session.complete_node(forward, rec.API, rec.FORWARD, parent, stack)
+        session.complete_api(forward, rec.FORWARD, parent, stack, kept)
 
 
 def as_output(output: Any) -> Any:

@@ -28,7 +28,6 @@ import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from rankscope.agent import recorder as rec
-from rankscope.agent.outline import Part
 from rankscope.agent.session import Session
 from rankscope.agent.taps.api_backward import Gradients
 
@@ -220,7 +219,7 @@ class ModuleBackward:
         if not session.running or session.step != awaited.step:
             return
         try:
-            parts = (Part("input", arrival.outputs), Part("output", arrival.inputs))
+            parts = (("input", arrival.outputs), ("output", arrival.inputs))
             session.event(
                 awaited.name, rec.OUTPUT, rec.MODULE, rec.BACKWARD, arrival.parent, 0, parts
             )

@@ -17,7 +17,6 @@ from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
 from rankscope.agent import recorder as rec
-from rankscope.agent.outline import Part
 from rankscope.agent.session import Session
 from rankscope.agent.taps.functions import as_output
 from rankscope.agent.taps.module_backward import Edge, ModuleBackward, Producer, gradient_edges
@@ -99,7 +98,7 @@ class ModuleTap:
         if torch.is_grad_enabled():
             tensors = [*tensors_in(args), *tensors_in(kwargs)]
             call.edges = gradient_edges(t for t in tensors if t.requires_grad)
-        parts = (Part("input_args", args), Part("input_kwargs", kwargs))
+        parts = (("input_args", args), ("input_kwargs", kwargs))
         session.event(forward, rec.INPUT, rec.MODULE, rec.FORWARD, parent, stack, parts)
         session.begin_node(forward, rec.MODULE, rec.FORWARD, parent, stack)
         self._parameters.watch(stem, module)
@@ -117,7 +116,7 @@ class ModuleTap:
             session.flush_nodes()
             return
         own = module.named_parameters(recurse=False)
-        parts = (Part("output", as_output(output)), Part("parameters", dict(own)))
+        parts = (("output", as_output(output)), ("parameters", dict(own)))
         session.event(
             call.forward, rec.OUTPUT, rec.MODULE, rec.FORWARD, call.parent, call.stack, parts
         )

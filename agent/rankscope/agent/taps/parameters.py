@@ -15,7 +15,6 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from rankscope.agent import recorder as rec
-from rankscope.agent.outline import Part
 from rankscope.agent.session import Session
 
 
@@ -63,7 +62,7 @@ class ParameterGradients:
         self._arrivals[(stem, name)] += 1
         number = self._arrivals[(stem, first)] - 1
         record = session.recorder.name_id(f"{stem}.parameters_grad.{number}")
-        parts = (Part(name, [parameter.grad], "parameters_grad"),)
+        parts = ((name, [parameter.grad]),)
         session.event(record, rec.OUTPUT, rec.PARAMETERS_GRAD, rec.BACKWARD, 0, 0, parts)
 
 

@@ -49,6 +49,11 @@ class _Event(NamedTuple):
     first_leaf: int
     end_leaf: int
 
+    @property
+    def takes_place(self) -> bool:
+        """Whether the record stands in construct.json from here on."""
+        return self.what == "node" or (self.what == "output" and self.kind == "api")
+
 
 def render(
     nodes: pa.Table, records: pa.Table, stacks: Mapping[int, Sequence[str]], header: Header
@@ -149,7 +154,11 @@ def _fill(part: Any, own: Sequence[Any], depth: int) -> Any:
 def _construct(events: Sequence[_Event], level: str) -> dict[str, str | None]:
     if level == "L1":
         return {}  # msProbe keeps no call tree at L1; the table `nodes` does
-    return {event.record: event.parent for event in events if event.what == "node"}
+    tree: dict[str, str | None] = {}
+    for event in events:
+        if event.takes_place:
+            tree.setdefault(event.record, event.parent)
+    return tree
 
 
 def _stacks(events: Sequence[_Event], stacks: Mapping[int, Sequence[str]]) -> dict[str, Any]:
@@ -157,7 +166,7 @@ def _stacks(events: Sequence[_Event], stacks: Mapping[int, Sequence[str]]) -> di
     groups: dict[int, dict[str, None]] = {}
     for event in events:
         called = event.kind in ("api", "module") and event.direction == "forward"
-        if event.what == "node" and called and event.stack:
+        if event.takes_place and called and event.stack:
             groups.setdefault(event.stack, {})[event.record] = None
     return {
         str(number): [list(names), list(stacks.get(stack, NO_FRAMES))]
