@@ -184,8 +184,10 @@ class TensorStatistics:
         if results is None:
             results = self._devices[tensor.device] = DeviceResults(tensor.device)
         results.add(entry, tensor)
-        if self._checksum:
-            results.add_bytes(entry, tensor)
+        if tensor.layout is not torch.strided:
+            self._remark(entry, "of the stored values")
+        elif self._checksum:
+            results.add_bytes(entry, tensor, self._checksum)
 
     def _measure_exactly(self, entry: int, tensor: torch.Tensor) -> None:
         """Any CPU tensor with values, with overrides for what a row cannot hold."""
