@@ -130,7 +130,7 @@ class Life:
                 quiet_since = time.monotonic()
                 looked = False
                 continue
-            waiting = not servicer.ever or any(s.committer.waiting_for() for s in services)
+            waiting = not servicer.ever or any(s.committer.positions.waiting() for s in services)
             patience = LOST_SECONDS if waiting else DONE_SECONDS
             quiet = time.monotonic() - quiet_since
             if quiet < patience:

@@ -14,9 +14,10 @@ from rankscope.collector import liveness, spool_reader
 from rankscope.collector.book import Book
 from rankscope.collector.config import Config
 from rankscope.collector.finisher import Finisher
-from rankscope.collector.ingest import Committer, Session
+from rankscope.collector.ingest import Committer
 from rankscope.collector.jobs import RenderStep, SealStep
 from rankscope.collector.layout import Layout
+from rankscope.collector.positions import Session
 from rankscope.collector.rows import process_of
 from rankscope.collector.steps import Seal
 from rankscope.collector.store import RunStore, StoreUnavailable, side_path
@@ -156,7 +157,7 @@ class Runs:
         with self._lock:
             now = time.monotonic()
             for path, service in list(self._open.items()):
-                if service.committer.sessions() or service.is_busy():
+                if service.committer.positions.sessions() or service.is_busy():
                     service.idle_since = now
                 if service.is_closed() or now - service.idle_since > _IDLE_SECONDS:
                     del self._open[path]
