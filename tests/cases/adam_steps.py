@@ -1,4 +1,4 @@
-"""Three steps with Adam, zero_grad and clipping: parents "optimizer" and "clip_grad", growing gradients."""
+"""Three steps with Adam, zero_grad and clipping: the parents "optimizer" and "clip_grad"."""
 
 import torch
 from torch import nn

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 CONFIG = {"level": "L0"}
-Pair = collections.namedtuple("Pair", ["left", "right"])  # noqa: PYI024
+Pair = collections.namedtuple("Pair", ["left", "right"])
 
 
 @dataclasses.dataclass

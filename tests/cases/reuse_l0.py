@@ -1,5 +1,6 @@
-"""Level L0: a module called three times, one under two names, a frozen weight, one never called, two
-start/stop pairs in one step and a pass between them.
+"""Level L0: a module called three times, one under two names, a frozen weight, one never called.
+
+Two start/stop pairs in one step, with a pass between them that is not recorded.
 """
 
 import torch
