@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rankscope.agent.statistics import StatisticsColumns, TensorStatistics
+from rankscope.agent.statistics import device as device_module
 from rankscope.agent.statistics import kernel as kernel_module
 from rankscope.agent.statistics.device import DeviceResults
 from rankscope.v1.collector_pb2 import HAS_CHECKSUM, HAS_COUNTS, HAS_RANGE, HAS_SUMS
@@ -422,11 +423,12 @@ def test_device_results_equal_the_direct_ones() -> None:
     ]
     tensors[0][0] = math.nan
     tensors[1][5] = math.inf
+    tensors.append(torch.tensor([3 + 4j, -1j]).conj())
     statistics, results = TensorStatistics(), DeviceResults(torch.device("cpu"))
     for entry, tensor in enumerate(tensors):
         statistics.add(tensor)
         results.add(entry, tensor)
-        results.add_bytes(entry, tensor)
+        results.add_bytes(entry, tensor, "md5")
     direct = statistics.take()
     expected = direct.reduce()
     rows, overrides = np.zeros_like(direct._rows), {}
@@ -437,6 +439,18 @@ def test_device_results_equal_the_direct_ones() -> None:
         measure(*tensors, checksum="md5").checksum
     )
     assert set(rows["flags"][: len(tensors)]) == {MEASURED | HAS_CHECKSUM}
+
+
+def test_waiting_copies_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_module, "COPIED_BYTES", 1000)
+    results = DeviceResults(torch.device("cpu"))
+    tensors = [torch.randn(40) for _ in range(30)]
+    for entry, tensor in enumerate(tensors):
+        results.add_bytes(entry, tensor, "md5")
+        assert results._copied_bytes <= 1000
+    rows = np.zeros(30, TensorStatistics()._rows.dtype)
+    results.reduce([], rows, {}, "md5")
+    assert list(rows["checksum"]) == [zlib.crc32(t.numpy().tobytes()) for t in tensors]
 
 
 def test_device_path_never_waits_while_adding() -> None:

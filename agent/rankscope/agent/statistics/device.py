@@ -69,7 +69,8 @@ class DeviceResults:
     def add_bytes(self, entry: int, tensor: torch.Tensor, checksum: str) -> None:
         """Queue a copy of the bytes of a tensor's values for its checksum."""
         self._remember_stream()
-        flat = tensor.contiguous().reshape(-1).view(torch.uint8)
+        values = tensor.int_repr() if tensor.is_quantized else tensor.resolve_conj().resolve_neg()
+        flat = values.contiguous().reshape(-1).view(torch.uint8)
         pinned = self.device.type != "cpu"
         copy = torch.empty(flat.shape, dtype=torch.uint8, pin_memory=pinned)
         self._copies.append((entry, copy.copy_(flat, non_blocking=True)))
@@ -115,10 +116,9 @@ class DeviceResults:
 
     def _aside(self) -> AbstractContextManager[Any]:
         """A stream of our own, so that fetching queues behind nothing."""
-        module = getattr(torch, self.device.type, None)
-        if self.device.type == "cpu" or not (
-            hasattr(module, "Stream") and hasattr(module, "stream")
-        ):
+        module: Any = getattr(torch, self.device.type, None)
+        has_streams = hasattr(module, "Stream") and hasattr(module, "stream")
+        if self.device.type == "cpu" or not has_streams:
             return nullcontext()
         stream: AbstractContextManager[Any] = module.stream(module.Stream(device=self.device))
         return stream
