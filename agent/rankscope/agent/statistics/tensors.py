@@ -28,7 +28,7 @@ _ROW_BYTES = ROW.itemsize
 _COUNTS_ONLY = np.uint64(HAS_COUNTS)
 _CHECKSUM = np.uint64(HAS_CHECKSUM)
 
-_function_modes = torch._C._len_torch_function_stack
+_function_modes = torch._C._is_torch_function_mode_enabled
 
 
 class TensorStatistics:
