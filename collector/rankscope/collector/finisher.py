@@ -1,11 +1,12 @@
 """The thread that writes the layout and seals steps, so that no acknowledgement waits for it.
 
-Jobs are done in the order given, except that seals wait until nothing else is to be done: a script
-that ends waits for its dump.json, nobody waits for a seal.
+Jobs are done in the order given, except that seals wait until nothing else was to be done for a
+moment: a script that ends waits for its dump.json, nobody waits for a seal.
 """
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -30,6 +31,9 @@ from rankscope.collector.store import RunStore
 
 log = logging.getLogger(__name__)
 
+_QUIET_SECONDS = 0.3
+_SEAL_PATIENCE_SECONDS = 3.0
+
 
 class Reports(Protocol):
     """Whom the finisher tells. Called in its thread."""
@@ -51,7 +55,8 @@ class Finisher(threading.Thread):
         super().__init__(name="rankscope-finisher", daemon=True)
         self._store, self._layout, self._reports = store, layout, reports
         self._jobs: deque[Job] = deque()
-        self._seals: dict[int, SealStep] = {}
+        self._seals: dict[int, tuple[float, SealStep]] = {}
+        self._last_job_at = 0.0
         self._changed = threading.Condition()
         self._stopping = False
         self._busy = False
@@ -62,7 +67,8 @@ class Finisher(threading.Thread):
         with self._changed:
             for job in jobs:
                 if isinstance(job, SealStep):
-                    self._seals[job.seal.step] = job
+                    added_at, _ = self._seals.get(job.seal.step, (time.monotonic(), None))
+                    self._seals[job.seal.step] = (added_at, job)
                 elif not (isinstance(job, RenderStep) and self._merged(job)):
                     self._jobs.append(job)
             self._changed.notify()
@@ -111,17 +117,28 @@ class Finisher(threading.Thread):
     def _next(self) -> Job | Literal["maintain"] | None:
         with self._changed:
             self._busy = False
-            while not (self._jobs or self._seals or self._maintain):
-                if self._stopping:
+            while not (self._jobs or self._maintain):
+                if (wait := self._until_seal()) == 0.0:
+                    break
+                if self._stopping and wait is None:
                     return None
-                self._changed.wait()
+                self._changed.wait(wait)
             self._busy = True
             if self._maintain:
                 self._maintain = False
                 return "maintain"
             if self._jobs:
+                self._last_job_at = time.monotonic()
                 return self._jobs.popleft()
-            return self._seals.pop(min(self._seals))
+            return self._seals.pop(next(iter(self._seals)))[1]
+
+    def _until_seal(self) -> float | None:
+        """How long the oldest seal still waits, None without one."""
+        if not self._seals:
+            return None
+        added_at, _ = next(iter(self._seals.values()))
+        at = min(self._last_job_at + _QUIET_SECONDS, added_at + _SEAL_PATIENCE_SECONDS)
+        return 0.0 if self._stopping else max(0.0, at - time.monotonic())
 
     def _do(self, job: Job) -> None:
         match job:
