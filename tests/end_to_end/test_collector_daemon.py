@@ -183,6 +183,22 @@ def test_run_names_that_are_no_folder_are_refused(daemon, name):
     agent.close()
 
 
+@pytest.mark.parametrize("process", ["", "../../x", "A" * 32, "a" * 31])
+def test_process_ids_that_are_none_are_refused(daemon, process):
+    agent = FakeAgent(daemon.address, hello("r", process_uuid=process))
+    agent.connect(wait=False)
+    problem = agent.wait("problem")
+    assert problem.code == pb.Problem.REFUSED
+    assert "process_uuid" in problem.message
+    agent.close()
+
+
+def test_ranks_and_attempts_that_cannot_be_do_no_harm(run, agents):
+    agent = agents(rank=-1, pid=5, attempt=2**32 - 1)
+    agent.send(step_batch(1, 0))
+    assert list(agent.farewell().folders) == ["step0/proc5"]
+
+
 def test_a_run_is_named_once_per_live_key(agents):
     first, second = (
         agents(run="", run_key="master:h:1", rank=0),
