@@ -4,10 +4,10 @@ No I/O and no clock of its own: the committer tells what happened, stores the ro
 and hands the jobs on to the finisher once the rows are durable.
 """
 
-import json
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from rankscope.collector.config import Config
 from rankscope.collector.identity import Changes, Identity, Process, State
@@ -22,6 +22,8 @@ from rankscope.collector.jobs import (
     Part as RenderPart,
 )
 from rankscope.collector.rows import (
+    EMPTY_PROCESSES_ROW,
+    EMPTY_STEPS_ROW,
     RECORDING,
     Row,
     hello_columns,
@@ -29,10 +31,10 @@ from rankscope.collector.rows import (
     member_of,
     process_of,
     rank_columns,
+    rank_of,
     recording_columns,
     seal_of,
 )
-from rankscope.collector.schema import PROCESSES
 from rankscope.collector.steps import Part, Render, Seal, Steps
 from rankscope.v1 import collector_pb2 as pb
 
@@ -85,7 +87,7 @@ class Book:
     def hello(self, hello: pb.Hello) -> Effects:
         """A process said hello."""
         process = hello.process_uuid
-        new = dict.fromkeys(PROCESSES.names) | {"process": process, "revision": -1}
+        new = EMPTY_PROCESSES_ROW | {"process": process, "revision": -1}
         row = self._rows.setdefault(process, new)
         row |= hello_columns(hello)
         if hello.HasField("rank"):
@@ -111,7 +113,7 @@ class Book:
             effects.processes.append(self._revise(process))
         if message.HasField("rank"):
             row |= rank_columns(message.rank)
-            changes = self.identity.learn(process, message.rank.rank)
+            changes = self.identity.learn(process, rank_of(message.rank))
             effects.add(self._effects(changes))
             if not changes.changed:
                 effects.processes.append(self._revise(process))
@@ -137,7 +139,12 @@ class Book:
         for drop in message.drops:
             effects.steps.append(
                 self._step_row(
-                    process, sequence, drop.step, "dropped", events=drop.events, reason=drop.reason
+                    process,
+                    sequence,
+                    drop.step,
+                    "dropped",
+                    events=drop.events,
+                    reason=drop.reason,
                 )
             )
         if steps_seen or message.steps:
@@ -170,21 +177,6 @@ class Book:
     def finish(self, now: float) -> list[Job]:
         """All renders and seals that are left, for a collector that ends."""
         return self._jobs(self.steps.finish(now))
-
-    def sealed_row(self, seal: Seal, events: int) -> Row:
-        """The row that says a step was sealed with so many events."""
-        return {
-            "step": seal.step,
-            "rank": None,
-            "process": None,
-            "batch": None,
-            "event": "sealed",
-            "events": events,
-            "reason": None,
-            "expected": json.dumps(sorted(seal.expected)),
-            "missing": json.dumps(dict(seal.missing)),
-            "time": time.time(),
-        }
 
     def live(self) -> list[str]:
         """Processes of which more may come."""
@@ -300,28 +292,11 @@ class Book:
         return dict(row)
 
     def _step_row(
-        self,
-        process: str,
-        batch: int,
-        step: int | None,
-        event: str,
-        *,
-        events: int | None = None,
-        reason: str | None = None,
-        time: float | None = None,
+        self, process: str, batch: int, step: int | None, event: str, **columns: Any
     ) -> Row:
-        return {
-            "step": step,
-            "rank": self.identity.members[process].info.rank,
-            "process": process,
-            "batch": batch,
-            "event": event,
-            "events": events,
-            "reason": reason,
-            "expected": None,
-            "missing": None,
-            "time": time,
-        }
+        rank = self.identity.members[process].info.rank
+        known = {"step": step, "rank": rank, "process": process, "batch": batch, "event": event}
+        return EMPTY_STEPS_ROW | known | columns
 
     def _replay(self, events: list[Row]) -> Identity:
         left = {row["process"]: row["reason"] for row in events if row["event"] == "left"}

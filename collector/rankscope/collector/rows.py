@@ -1,21 +1,37 @@
 """Between protobuf messages, table rows and what the state machines know."""
 
 import json
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from rankscope.collector.identity import Member, Process, State
+from rankscope.collector.schema import PROCESSES, STEPS
 from rankscope.collector.steps import Seal
 from rankscope.v1 import collector_pb2 as pb
 
 Row = dict[str, Any]
 
 RECORDING = ("task", "level", "summary_mode", "precision", "extra_info")
+EMPTY_PROCESSES_ROW: Row = dict.fromkeys(PROCESSES.names)
+EMPTY_STEPS_ROW: Row = dict.fromkeys(STEPS.names)
 AXES = ("tp", "pp", "dp", "ep", "cp")
 
 
 def seal_of(row: Mapping[str, Any]) -> Seal:
     return Seal(row["step"], frozenset(json.loads(row["expected"])), json.loads(row["missing"]))
+
+
+def sealed_row(seal: Seal, events: int) -> Row:
+    """The row of `steps` that says a step was sealed with so many events."""
+    return EMPTY_STEPS_ROW | {
+        "step": seal.step,
+        "event": "sealed",
+        "events": events,
+        "expected": json.dumps(sorted(seal.expected)),
+        "missing": json.dumps(dict(seal.missing)),
+        "time": time.time(),
+    }
 
 
 def member_of(row: Row, left: Mapping[str, str]) -> Member:
@@ -46,7 +62,7 @@ def process_of(hello: pb.Hello) -> Process:
         attempt=hello.attempt,
         parent=hello.parent_process_uuid,
         run_key=hello.run_key,
-        rank=hello.rank.rank if hello.HasField("rank") else None,
+        rank=rank_of(hello.rank) if hello.HasField("rank") else None,
         delivered_later=hello.delivered_later,
     )
 
@@ -57,7 +73,7 @@ def hello_columns(hello: pb.Hello) -> Row:
         "boot_id": hello.boot_id,
         "pid": hello.pid,
         "process_started": hello.process_started,
-        "attempt": hello.attempt,
+        "attempt": min(hello.attempt, 2**31 - 1),
         "parent_process": hello.parent_process_uuid or None,
         "parent_pid": hello.parent_pid or None,
         "device": hello.device or None,
@@ -72,6 +88,11 @@ def recording_columns(recording: pb.Recording) -> Row:
         **{name: getattr(recording, name) for name in RECORDING},
         "config": recording.config_json or None,
     }
+
+
+def rank_of(rank: pb.Rank) -> int | None:
+    """The rank; None for one that cannot be."""
+    return rank.rank if rank.rank >= 0 else None
 
 
 def rank_columns(rank: pb.Rank) -> Row:

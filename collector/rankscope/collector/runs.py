@@ -18,7 +18,7 @@ from rankscope.collector.ingest import Committer
 from rankscope.collector.jobs import RenderStep, SealStep
 from rankscope.collector.layout import Layout
 from rankscope.collector.positions import Session
-from rankscope.collector.rows import process_of
+from rankscope.collector.rows import process_of, sealed_row
 from rankscope.collector.steps import Seal
 from rankscope.collector.store import RunStore, StoreUnavailable, side_path
 from rankscope.v1 import collector_pb2 as pb
@@ -26,13 +26,14 @@ from rankscope.v1 import collector_pb2 as pb
 log = logging.getLogger(__name__)
 
 PROTOCOL_VERSION = 1
+_PROCESS = re.compile(r"[0-9a-f]{32}")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+=-]{0,127}")
 RETRY_SECONDS = 5.0
 _IDLE_SECONDS = 60.0
 
 
-class RunNameError(ValueError):
-    """A run name that cannot be a folder's."""
+class BadHello(ValueError):
+    """A Hello that cannot be served: names the field, its value and what is allowed."""
 
 
 class RunService:
@@ -91,7 +92,7 @@ class RunService:
 
     def sealed(self, seal: Seal, events: int) -> None:
         """A step was sealed: `steps` says so."""
-        self.committer.post(lambda: self.committer.sealed(self._book.sealed_row(seal, events)))
+        self.committer.post(lambda: self.committer.sealed(sealed_row(seal, events)))
 
     def failed(self, job: RenderStep | SealStep, error: Exception) -> None:
         """Tried again when the disk was to blame."""
@@ -128,6 +129,8 @@ class Runs:
 
     def enter(self, hello: pb.Hello, session: Session) -> RunService:
         """The run the process belongs to, which has been told of it. Blocks on the disk."""
+        if not _PROCESS.fullmatch(hello.process_uuid):
+            raise BadHello(f"process_uuid {hello.process_uuid!r}: expected 32 hex digits")
         with self._lock:
             service = self._service_of(hello)
             service.idle_since = time.monotonic()
@@ -192,7 +195,7 @@ class Runs:
         assert self._store is not None
         if hello.run:
             if not _NAME.fullmatch(hello.run) or hello.run.endswith(".rankscope"):
-                raise RunNameError(
+                raise BadHello(
                     f"run name {hello.run!r}: allowed are letters, digits, and _ . : @ + = - "
                     "(not first), at most 128, not ending in .rankscope"
                 )

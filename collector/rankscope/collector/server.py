@@ -169,7 +169,7 @@ class Servicer(collector_pb2_grpc.CollectorServicer):
         return None
 
     async def _enter(self, hello: pb.Hello, stream: Stream) -> "RunService | None":
-        from rankscope.collector.runs import RunNameError
+        from rankscope.collector.runs import BadHello
         from rankscope.collector.store import StoreError
 
         entering = asyncio.ensure_future(
@@ -180,7 +180,7 @@ class Servicer(collector_pb2_grpc.CollectorServicer):
         except asyncio.CancelledError:
             entering.add_done_callback(partial(_broken, hello.process_uuid, stream))
             raise
-        except RunNameError as error:
+        except BadHello as error:
             stream.send(answers.refused(str(error)))
         except StoreError as error:
             log.error("%s", error)
