@@ -46,6 +46,7 @@ class Recorded:
         monkeypatch.setattr(recording_module.signals, "install", lambda *_: None)
         monkeypatch.setenv("RANKSCOPE_PARENT", "")
         self._recording = Recording(_config({"level": level, "risk_level": "ALL"} | config))
+        self.faults_expected = False
         self._model = model
         self._tables = None
 
