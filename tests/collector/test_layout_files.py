@@ -33,8 +33,8 @@ def test_the_run_holds_steps_only_and_nothing_is_left_aside(layout, tmp_path):
 
 def test_dump_json_comes_last(layout, monkeypatch):
     placed = []
-    real = layout._put
-    monkeypatch.setattr(layout, "_put", lambda c, p: (placed.append(p.name), real(c, p)))
+    real = layout.place
+    monkeypatch.setattr(layout, "place", lambda p, make: (placed.append(p.name), real(p, make)))
     layout.write(0, "rank0", {"dump.json": b"", "construct.json": b"", "stack.json": b""})
     assert placed[-1] == "dump.json"
     assert len(placed) == 3

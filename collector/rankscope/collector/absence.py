@@ -18,6 +18,7 @@ from rankscope.v1 import collector_pb2 as pb
 
 _IMPORT_BYTES = 8 << 20
 _LOOK_SECONDS = 1.0
+_POLL_SECONDS = 0.05
 
 
 class Ingest(Protocol):
@@ -31,6 +32,12 @@ class Ingest(Protocol):
 
     def lost(self, process: str) -> None:
         """The process is lost."""
+
+    def holds(self, process: str) -> bool:
+        """Whether batches of the process wait for tensors."""
+
+    def exhausted(self, process: str) -> None:
+        """Nothing more will come of the process: what waits for more may go on without."""
 
 
 @dataclass
@@ -47,6 +54,7 @@ class Absence:
         self._positions, self._ingest, self._config = positions, ingest, config
         self._imports: list[_Import] = []
         self._imported: set[str] = set()
+        self._read: list[_Import] = []  # to the end, but not all of it is committed
         self._look_at = 0.0
 
     def begin(self, position: Position, grace_seconds: float | None = None) -> None:
@@ -84,17 +92,25 @@ class Absence:
                     self.read_spool(process)
         if self._imports:
             self._pull()
+        for ended in [ended for ended in self._read if not self._ingest.holds(ended.process)]:
+            self._read.remove(ended)
+            self._ingest.commit()
+            self._end(ended)
 
     def next_due(self) -> float:
         """When `look` is to be called next."""
         if self._imports:
             return 0.0
+        if self._read:
+            return time.monotonic() + _POLL_SECONDS
         lost_at = [p.lost_at for _, p in self._positions.all() if p.lost_at is not None]
         return min([self._look_at, *lost_at])
 
     def busy(self) -> bool:
         """Whether somebody may still come back in time, or a spool is being read."""
-        return bool(self._imports) or any(p.lost_at is not None for _, p in self._positions.all())
+        return bool(self._imports or self._read) or any(
+            p.lost_at is not None for _, p in self._positions.all()
+        )
 
     def _lose(self, process: str, position: Position) -> None:
         if liveness.is_gone(position.hello):
@@ -117,7 +133,8 @@ class Absence:
             self._ingest.batch(current.process, batch, None)
         self._ingest.commit()
         if current not in self._imports:
-            self._end(current)
+            self._ingest.exhausted(current.process)
+            self._read.append(current)
 
     def _end(self, ended: _Import) -> None:
         position = self._positions[ended.process]

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 LAYOUTS = ("eager", "on_demand")
+TENSORS = ("auto", "stream")
 
 
 class ConfigError(ValueError):
@@ -40,12 +41,19 @@ class Config:
     max_streams: int = 1024
     """Further streams are told to come again later."""
 
+    tensors: str = "auto"
+    """"auto": whole tensors of processes on this host are read from their spool, others are sent
+    over the stream; "stream": all are sent."""
+
     def __post_init__(self) -> None:
-        if self.layout not in LAYOUTS:
-            raise ConfigError(f"layout: {self.layout!r} is not one of {', '.join(LAYOUTS)}")
+        for name, allowed in (("layout", LAYOUTS), ("tensors", TENSORS)):
+            if getattr(self, name) not in allowed:
+                raise ConfigError(
+                    f"{name}: {getattr(self, name)!r} is not one of {', '.join(allowed)}"
+                )
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name != "layout" and not value > 0:
+            if not isinstance(value, str) and not value > 0:
                 raise ConfigError(f"{field.name}: {value!r} is not greater than 0")
 
     @classmethod

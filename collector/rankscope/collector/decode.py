@@ -4,6 +4,8 @@ Every length, id and enum number is checked with numpy before Arrow sees it, bec
 what it is told. No Python object is made per row: leaves are gathered from their outlines.
 """
 
+import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from google.protobuf.message import DecodeError
 
+from rankscope.collector.blobs.digest import DIGEST_BYTES
+from rankscope.collector.blobs.names import FILE_NAME, safe_names
 from rankscope.collector.columns import Ids, Rows, Texts, read_ids, sparse_texts
 from rankscope.collector.events import MAX_INT64, Events, Expansion
 from rankscope.collector.outlines import FORMS, NEEDS_VALUE, MalformedBatch, parse_json
@@ -24,6 +28,7 @@ __all__ = ["DecodedBatch", "MalformedBatch", "decode", "refused_batch"]
 _NEEDS_VALUE = np.isin(np.arange(max(FORMS) + 1), NEEDS_VALUE)
 _NO_STACKS = STACKS.empty_table()
 _EMPTY = pa.scalar("", pa.string())
+_MAX_BLOB_DIMENSIONS = 100
 _MAX_DATA_NAME_BYTES = 256 * 1024 * 1024
 
 
@@ -90,6 +95,25 @@ def _check_message(message: pb.Batch) -> None:
         raise MalformedBatch("rank.rank", f"{message.rank.rank} is negative")
     if any(stack.id == 0 for stack in message.stacks):
         raise MalformedBatch("stacks.id", "0 stands for no stack")
+    for blob in message.blobs:
+        _check_blob(blob)
+
+
+def _check_blob(blob: pb.Blob) -> None:
+    """Its dtype goes into a pickle and its file name into a path: both are letters and digits."""
+    if len(blob.digest) != DIGEST_BYTES:
+        raise MalformedBatch("blobs.digest", f"{len(blob.digest)} bytes, {DIGEST_BYTES} expected")
+    if not re.fullmatch(r"torch\.[a-z0-9_]{1,40}", blob.dtype):
+        raise MalformedBatch("blobs.dtype", f"{blob.dtype[:80]!r} is no dtype of torch")
+    if not FILE_NAME.fullmatch(blob.file):
+        raise MalformedBatch("blobs.file", f"{blob.file[:80]!r} is no name of a tensor file")
+    elements = math.prod(blob.shape)
+    if len(blob.shape) > _MAX_BLOB_DIMENSIONS or min(blob.shape, default=0) < 0:
+        raise MalformedBatch("blobs.shape", f"{list(blob.shape)[:80]} is no shape")
+    if not 0 < blob.size <= MAX_INT64 or not elements or blob.size % elements:
+        raise MalformedBatch("blobs.size", f"{blob.size} bytes of {elements} elements")
+    if blob.offset > MAX_INT64:
+        raise MalformedBatch("blobs.offset", f"{blob.offset} is above 2^63 - 1")
 
 
 def _check_count(field: str, count: int) -> None:
@@ -144,4 +168,4 @@ def _data_names(events: Events, leaves: Expansion, captured: Rows) -> pa.Array:
     if size > _MAX_DATA_NAME_BYTES:
         raise MalformedBatch("columns.names", f"{size} bytes of file names")
     texts = pc.binary_join_element_wise(names.dictionary_decode(), suffixes.take(positions), _EMPTY)
-    return sparse_texts(texts, captured, leaves.count)
+    return sparse_texts(safe_names(texts), captured, leaves.count)

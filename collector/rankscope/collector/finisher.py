@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 
 import pyarrow as pa
 
+from rankscope.collector.blobs.layout import TensorFiles
 from rankscope.collector.jobs import (
     Job,
     Part,
@@ -51,9 +52,12 @@ class Reports(Protocol):
 class Finisher(threading.Thread):
     """Works off jobs until it is told to stop."""
 
-    def __init__(self, store: RunStore, layout: Layout, reports: Reports) -> None:
+    def __init__(
+        self, store: RunStore, layout: Layout, reports: Reports, tensors: TensorFiles
+    ) -> None:
         super().__init__(name="rankscope-finisher", daemon=True)
         self._store, self._layout, self._reports = store, layout, reports
+        self._tensors = tensors
         self._jobs: deque[Job] = deque()
         self._seals: dict[int, tuple[float, SealStep]] = {}
         self._last_job_at = 0.0
@@ -166,6 +170,7 @@ class Finisher(threading.Thread):
             own_records = records_of.get(process, records.slice(0, 0))
             header = self._header(job.step, part, own_records)
             documents = render(own_nodes, own_records, stacks, header)
+            self._tensors.write(job.step, part.folder, own_records)
             self._layout.write(job.step, part.folder, documents)
 
     def _header(self, step: int, part: Part, records: pa.Table) -> Header:

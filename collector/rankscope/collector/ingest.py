@@ -14,6 +14,8 @@ from pathlib import Path
 
 from rankscope.collector import answers
 from rankscope.collector.absence import Absence
+from rankscope.collector.blobs.intake import Intake
+from rankscope.collector.blobs.store import BlobStore
 from rankscope.collector.book import Book, Effects
 from rankscope.collector.config import Config
 from rankscope.collector.decode import DecodedBatch, MalformedBatch, decode, refused_batch
@@ -52,6 +54,7 @@ class Committer(Worker):
         config: Config,
         welcome: pb.Welcome,
         side_path: Path,
+        blobs: BlobStore,
     ) -> None:
         """`welcome` is what every process is answered, but for its durable sequence."""
         super().__init__("rankscope-committer")
@@ -59,6 +62,7 @@ class Committer(Worker):
         self._welcome, self._side_path = welcome, side_path
         self.positions = Positions(store.durable_sequence)
         self._absence = Absence(self.positions, self, config)
+        self._intake = Intake(blobs, self.positions, self, config.tensors == "auto")
         self._pending: list[_Pending] = []
         self._pending_events = 0
         self._pending_since = self._committed_at = 0.0
@@ -83,6 +87,7 @@ class Committer(Worker):
             old.close()
         position.session = session
         session.send(self._answer(position))
+        self._intake.resumed(process)
         self._store_later(effects)
         if position.left:
             self._finisher.add([self._farewell_job(process)])
@@ -108,11 +113,34 @@ class Committer(Worker):
         if why is not None and session is not None:
             session.send(answers.invalid(why, batch.sequence))
         position.accepted = batch.sequence
+        pending = _Pending(decoded, why, session, size)
+        if self._intake.must_hold(process, decoded.message.blobs):
+            self._intake.hold(process, pending, decoded.message.blobs)
+        else:
+            self.admit(pending)
+
+    def admit(self, pending: _Pending) -> None:
+        """A batch may be committed: the tensors that it brings are durable."""
         if not self._pending:
             self._pending_since = time.monotonic()
-        self._pending.append(_Pending(decoded, why, session, size))
-        self._pending_events += decoded.event_count
-        self._urgent = self._urgent or decoded.message.HasField("goodbye")
+        self._pending.append(pending)
+        self._pending_events += pending.decoded.event_count
+        self._urgent = self._urgent or pending.decoded.message.HasField("goodbye")
+
+    def chunk(self, process: str, chunk: pb.TensorChunk, session: Session) -> None:
+        """A part of a tensor arrived."""
+        if session is self.positions[process].session:
+            self._intake.chunk(process, chunk, session)
+        else:
+            session.release(len(chunk.data))
+
+    def holds(self, process: str) -> bool:
+        """Whether batches of the process wait for tensors."""
+        return self._intake.holds(process)
+
+    def exhausted(self, process: str) -> None:
+        """Nothing more will come of the process, from nowhere."""
+        self._intake.gone(process)
 
     def half_closed(self, process: str, session: Session) -> None:
         """No more will come on the stream; it ends once what came is acknowledged."""
@@ -128,6 +156,7 @@ class Committer(Worker):
         position = self.positions.get(process)
         if position is not None and position.session is session:
             position.session = None
+            self._intake.broken(process)
             if not position.left:
                 self._absence.begin(position)
 
@@ -192,6 +221,7 @@ class Committer(Worker):
         return done >= 0
 
     def _end(self) -> None:
+        self._intake.stop()
         self.commit()
         self._finisher.add(self._book.finish(time.monotonic()))
         self._finisher.stop()
@@ -205,7 +235,7 @@ class Committer(Worker):
 
     def _has_work(self) -> bool:
         waits = self._pending or self._later_since or self._timers or self._absence.busy()
-        return bool(waits) or not self._book.steps.idle()
+        return bool(waits) or self._intake.busy() or not self._book.steps.idle()
 
     def _is_full(self) -> bool:
         return self._pending_events >= self._config.commit_rows

@@ -10,6 +10,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 
 DOCUMENTS = ("stack.json", "construct.json", "dump.json", "debug.json")  # in the order written
@@ -67,8 +68,22 @@ class Layout:
         target = self.folder(step, folder)
         for name in DOCUMENTS:
             if name in documents:
-                self._put(documents[name], target / name)
+                self.place(target / name, partial(_write, documents[name]))
         return target
+
+    def place(self, target: Path, make: Callable[[Path], object]) -> None:
+        """Put a file that `make(path)` makes in place of what stands at `target`, at once."""
+        aside = self._new_aside("new")
+        try:
+            make(aside)
+
+            def place() -> None:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(aside, target)
+
+            _again_if_gone(place)
+        finally:
+            aside.unlink(missing_ok=True)  # also two links to one file are left by a rename
 
     def rename(self, old: str, new: str) -> None:
         """Give a folder its new name in every step; what stands under the new name is replaced."""
@@ -105,20 +120,6 @@ class Layout:
         wanted = {checked_folder(name) for name in names}
         return [step for step, folders in self.folders().items() if wanted & set(folders)]
 
-    def _put(self, content: bytes, target: Path) -> None:
-        aside = self._new_aside(target.name)
-        aside.write_bytes(content)
-
-        def place() -> None:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(aside, target)
-
-        try:
-            _again_if_gone(place)
-        except BaseException:
-            aside.unlink(missing_ok=True)
-            raise
-
     def _set_aside(self, path: Path) -> None:
         """Remove a folder in one move, so that nobody sees half of it."""
         aside = self._new_aside(path.name)
@@ -131,6 +132,10 @@ class Layout:
     def _new_aside(self, name: str) -> Path:
         self.aside.mkdir(parents=True, exist_ok=True)
         return self.aside / f"{uuid.uuid4().hex}.{name}"
+
+
+def _write(content: bytes, path: Path) -> None:
+    path.write_bytes(content)
 
 
 def _again_if_gone(place: Callable[[], None]) -> None:

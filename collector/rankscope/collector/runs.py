@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 
 from rankscope.collector import liveness, spool_reader
+from rankscope.collector.blobs.layout import TensorFiles
+from rankscope.collector.blobs.store import BlobStore
 from rankscope.collector.book import Book
 from rankscope.collector.config import Config
 from rankscope.collector.finisher import Finisher
@@ -49,7 +51,8 @@ class RunService:
         rows, events = self._store.processes(), self._store.steps_rows().to_pylist()
         self._book = Book(config, rows, events)
         self._layout = Layout(run_path)
-        self._finisher = Finisher(self._store, self._layout, self)
+        blobs = BlobStore(self.side_path, collector_id)
+        self._finisher = Finisher(self._store, self._layout, self, TensorFiles(blobs, self._layout))
         welcome = pb.Welcome(
             protocol_version=PROTOCOL_VERSION,
             collector_version=version,
@@ -59,7 +62,7 @@ class RunService:
             max_message_bytes=config.max_message_bytes,
         )
         self.committer = Committer(
-            self._store, self._book, self._finisher, config, welcome, self.side_path
+            self._store, self._book, self._finisher, config, welcome, self.side_path, blobs
         )
         missing = [
             (step, process)
@@ -139,6 +142,7 @@ class Runs:
 
     def take_in(self, spool: Path) -> None:
         """Take in what dead processes left in a spool folder."""
+        spool_reader.sweep(spool)
         for process, segments in spool_reader.left_over(spool).items():
             hello = spool_reader.read_hello(segments)
             if hello is None or hello.process_uuid != process:

@@ -203,6 +203,10 @@ class Servicer(collector_pb2_grpc.CollectorServicer):
                 if message.HasField("batch"):
                     await stream.hold(len(message.batch.payload))
                     committer.post(partial(committer.batch, process, message.batch, stream))
+                elif message.HasField("tensor_chunk"):
+                    await stream.hold(len(message.tensor_chunk.data))
+                    chunk = message.tensor_chunk
+                    committer.post(partial(committer.chunk, process, chunk, stream))
                 elif message.HasField("heartbeat"):
                     stream.send(answers.ack(stream.durable))
         except asyncio.CancelledError:

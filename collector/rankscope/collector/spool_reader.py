@@ -23,6 +23,7 @@ from rankscope.v1 import collector_pb2 as pb
 MAGIC = b"RSSPOOL1"
 HEADER = struct.Struct("<IIQ")
 _NAME = re.compile(r"([0-9a-f]{32})-(\d{20})\.spool")
+_TENSORS = re.compile(r"([0-9a-f]{32})-\d{20}\.tensors?")
 
 
 class Frame(NamedTuple):
@@ -76,9 +77,21 @@ def remove(folder: Path, process: str, durable: int) -> None:
         segments = left_over(folder).get(process, [])
         if any(True for _ in read_batches(segments, after=durable)):
             return
-        for segment in segments:
-            segment.unlink(missing_ok=True)
+        for path in [*segments, *_tensor_files(folder, process)]:
+            path.unlink(missing_ok=True)
         (folder / f"{process}.lock").unlink(missing_ok=True)
+
+
+def sweep(folder: Path) -> None:
+    """Remove tensors that no batch brings: their process was killed before it wrote the batch."""
+    with suppress(OSError):
+        owners = {match[1] for path in folder.iterdir() if (match := _TENSORS.fullmatch(path.name))}
+        for process in owners:
+            remove(folder, process, -1)
+
+
+def _tensor_files(folder: Path, process: str) -> list[Path]:
+    return [path for path in folder.glob(f"{process}-*") if _TENSORS.fullmatch(path.name)]
 
 
 @contextmanager

@@ -208,7 +208,7 @@ class Heartbeat(_message.Message):
     def __init__(self, time: _Optional[float] = ...) -> None: ...
 
 class Batch(_message.Message):
-    __slots__ = ("columns", "steps", "rank", "drops", "goodbye", "stacks", "recording")
+    __slots__ = ("columns", "steps", "rank", "drops", "goodbye", "stacks", "recording", "blobs")
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -216,6 +216,7 @@ class Batch(_message.Message):
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
     STACKS_FIELD_NUMBER: _ClassVar[int]
     RECORDING_FIELD_NUMBER: _ClassVar[int]
+    BLOBS_FIELD_NUMBER: _ClassVar[int]
     columns: Columns
     steps: _containers.RepeatedCompositeFieldContainer[StepEvent]
     rank: Rank
@@ -223,7 +224,8 @@ class Batch(_message.Message):
     goodbye: Goodbye
     stacks: _containers.RepeatedCompositeFieldContainer[Stack]
     recording: Recording
-    def __init__(self, columns: _Optional[_Union[Columns, _Mapping]] = ..., steps: _Optional[_Iterable[_Union[StepEvent, _Mapping]]] = ..., rank: _Optional[_Union[Rank, _Mapping]] = ..., drops: _Optional[_Iterable[_Union[DropCount, _Mapping]]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., stacks: _Optional[_Iterable[_Union[Stack, _Mapping]]] = ..., recording: _Optional[_Union[Recording, _Mapping]] = ...) -> None: ...
+    blobs: _containers.RepeatedCompositeFieldContainer[Blob]
+    def __init__(self, columns: _Optional[_Union[Columns, _Mapping]] = ..., steps: _Optional[_Iterable[_Union[StepEvent, _Mapping]]] = ..., rank: _Optional[_Union[Rank, _Mapping]] = ..., drops: _Optional[_Iterable[_Union[DropCount, _Mapping]]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., stacks: _Optional[_Iterable[_Union[Stack, _Mapping]]] = ..., recording: _Optional[_Union[Recording, _Mapping]] = ..., blobs: _Optional[_Iterable[_Union[Blob, _Mapping]]] = ...) -> None: ...
 
 class Columns(_message.Message):
     __slots__ = ("first_event", "event_count", "names", "outlines", "values", "event_step", "event_name", "event_what", "event_kind", "event_direction", "event_outline", "event_parent", "event_stack", "event_time", "leaf_value", "flags", "max", "min", "sum", "sum_of_squares", "nan_count", "inf_count", "zero_count", "checksum", "digest", "digests")
@@ -280,6 +282,22 @@ class Columns(_message.Message):
     digest: bytes
     digests: _containers.RepeatedScalarFieldContainer[bytes]
     def __init__(self, first_event: _Optional[int] = ..., event_count: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., outlines: _Optional[_Iterable[bytes]] = ..., values: _Optional[_Iterable[str]] = ..., event_step: _Optional[bytes] = ..., event_name: _Optional[bytes] = ..., event_what: _Optional[bytes] = ..., event_kind: _Optional[bytes] = ..., event_direction: _Optional[bytes] = ..., event_outline: _Optional[bytes] = ..., event_parent: _Optional[bytes] = ..., event_stack: _Optional[bytes] = ..., event_time: _Optional[bytes] = ..., leaf_value: _Optional[bytes] = ..., flags: _Optional[bytes] = ..., max: _Optional[bytes] = ..., min: _Optional[bytes] = ..., sum: _Optional[bytes] = ..., sum_of_squares: _Optional[bytes] = ..., nan_count: _Optional[bytes] = ..., inf_count: _Optional[bytes] = ..., zero_count: _Optional[bytes] = ..., checksum: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., digests: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class Blob(_message.Message):
+    __slots__ = ("digest", "dtype", "shape", "size", "file", "offset")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    digest: bytes
+    dtype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    size: int
+    file: str
+    offset: int
+    def __init__(self, digest: _Optional[bytes] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., size: _Optional[int] = ..., file: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class Outline(_message.Message):
     __slots__ = ("structure", "leaves")
@@ -364,16 +382,18 @@ class Goodbye(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class TensorChunk(_message.Message):
-    __slots__ = ("digest", "offset", "total", "data")
+    __slots__ = ("digest", "offset", "total", "data", "missing")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
     digest: bytes
     offset: int
     total: int
     data: bytes
-    def __init__(self, digest: _Optional[bytes] = ..., offset: _Optional[int] = ..., total: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+    missing: bool
+    def __init__(self, digest: _Optional[bytes] = ..., offset: _Optional[int] = ..., total: _Optional[int] = ..., data: _Optional[bytes] = ..., missing: bool = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("protocol_version", "collector_version", "collector_id", "durable_sequence", "run", "run_path", "max_message_bytes")

@@ -1,0 +1,1 @@
+"""Whole tensors: stored once by their digest, given out as .pt files."""

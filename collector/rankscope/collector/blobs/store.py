@@ -1,0 +1,216 @@
+"""The tensors of one run: RUN.rankscope/blobs/.
+
+A large tensor is a .pt file `{first two digits}/{digest}.pt`, which layouts link to. Small ones lie
+in packs, because a file each would cost a hundred times as much. Nothing stands under a final name
+before its digest was verified and its bytes are on the disk.
+"""
+
+import errno
+import os
+import threading
+import uuid
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from rankscope.collector.blobs.checksum import crc32
+from rankscope.collector.blobs.container import LARGE_OFFSET, around
+from rankscope.collector.blobs.digest import DIGEST_BYTES, Tensor, hasher
+from rankscope.collector.blobs.packs import Packs
+from rankscope.collector.store.files import fsync
+
+#: Tensors of so many bytes and more are files of their own.
+LARGE_BYTES = 32 << 10
+_PIECE_BYTES = 8 << 20
+_NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+class Corrupt(ValueError):
+    """Bytes that are not what their digest says."""
+
+
+class BlobStore:
+    """Any thread may call. Several collectors may share the folder."""
+
+    def __init__(self, side_path: Path, collector_id: str) -> None:
+        """Opens the folder, made if missing; what an earlier life left unfinished is removed."""
+        self.root = side_path / "blobs"
+        self._incoming = self.root / "incoming"
+        self._id = collector_id
+        for folder in (self.root, self._incoming, self.root / "packs"):
+            folder.mkdir(exist_ok=True)
+            fsync(folder.parent)
+        for left in self._incoming.glob(f"{collector_id}-*"):
+            left.unlink(missing_ok=True)
+        self._lock = threading.Lock()
+        self._unsettled: set[bytes] = set()
+        self._packs = Packs(self.root / "packs", collector_id)
+
+    def has(self, digest: bytes) -> bool:
+        """Whether a tensor is stored durably."""
+        with self._lock:
+            if digest in self._packs:
+                return True
+            if digest in self._unsettled:
+                return False
+        return self.path(digest).exists()
+
+    def path(self, digest: bytes) -> Path:
+        """Where a large tensor stands, if it does."""
+        name = digest.hex()
+        return self.root / name[:2] / f"{name}.pt"
+
+    def new_file(self) -> Path:
+        """Where bytes from elsewhere are gathered, from LARGE_OFFSET on, for `adopt`."""
+        return self._incoming / f"{self._id}-{uuid.uuid4().hex}"
+
+    def adopt(self, path: Path, tensor: Tensor, offset: int = LARGE_OFFSET) -> None:
+        """Store a large tensor whose bytes lie in a file; stored once `settle` returned.
+
+        The file itself becomes the blob where links work, else a copy does; `path` stays. Raises
+        Corrupt when the bytes are not what the digest says, OSError when the disk refuses.
+        """
+        target = self.path(tensor.digest)
+        with self._lock:
+            self._unsettled.add(tensor.digest)
+        if not target.exists():
+            _make_folder(target.parent)
+            if offset == LARGE_OFFSET:
+                self._complete(path, tensor)
+                self._place(path, target)
+            else:
+                self._place_copy(path, offset, tensor, target)
+
+    def settle(self, digests: Iterable[bytes]) -> None:
+        """Make what was adopted durable. One sync serves all of a folder."""
+        digests = list(digests)
+        for folder in {self.path(digest).parent for digest in digests}:
+            fsync(folder)
+        with self._lock:
+            self._unsettled.difference_update(digests)
+
+    def add_small(self, tensors: Iterable[tuple[Tensor, bytes]]) -> None:
+        """Store small tensors; durable when this returns. Raises Corrupt or OSError."""
+        checked = {}
+        for tensor, data in tensors:
+            if len(data) != tensor.size:
+                raise Corrupt(f"{len(data)} bytes of {tensor.size} of tensor {tensor.digest.hex()}")
+            found = hasher(tensor.dtype, tensor.shape)
+            found.update(data)
+            _check(found.digest(), tensor)
+            checked[tensor.digest] = (tensor, data)
+        with self._lock:
+            new = [item for digest, item in checked.items() if digest not in self._packs]
+            if new:
+                self._packs.append(new)
+
+    def container(self, digest: bytes) -> bytes:
+        """The .pt file of a small tensor; KeyError when it is not stored."""
+        with self._lock:
+            if digest not in self._packs:
+                self._packs.look()
+            tensor, data = self._packs.read(digest)
+        head, tail = around(tensor.dtype, tensor.shape, tensor.size, crc32(data))
+        return head + data + tail
+
+    def close(self) -> None:
+        """Nothing more will be stored."""
+        with self._lock:
+            self._packs.close()
+
+    def _complete(self, path: Path, tensor: Tensor) -> None:
+        """Verify the bytes in a file and make it a .pt file around them."""
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            crc = _verify(fd, LARGE_OFFSET, tensor)
+            head, tail = around(tensor.dtype, tensor.shape, tensor.size, crc, LARGE_OFFSET)
+            os.pwrite(fd, head, 0)
+            os.pwrite(fd, tail, LARGE_OFFSET + tensor.size)
+            os.ftruncate(fd, LARGE_OFFSET + tensor.size + len(tail))
+            os.fchmod(fd, 0o644)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def _place(self, path: Path, target: Path) -> None:
+        try:
+            os.link(path, target)
+        except FileExistsError:
+            pass  # another process brought the same
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            self._copy(path, target)
+
+    def _place_copy(self, path: Path, offset: int, tensor: Tensor, target: Path) -> None:
+        """The same for bytes that lie among others."""
+        aside = self.new_file()
+        try:
+            copy_range(path, offset, aside, LARGE_OFFSET, tensor.size)
+            self._complete(aside, tensor)
+            os.replace(aside, target)
+        finally:
+            aside.unlink(missing_ok=True)
+
+    def _copy(self, path: Path, target: Path) -> None:
+        aside = self.new_file()
+        try:
+            copy_range(path, 0, aside, 0, path.stat().st_size)
+            fsync(aside)
+            os.chmod(aside, 0o644)
+            os.replace(aside, target)
+        finally:
+            aside.unlink(missing_ok=True)
+
+
+def copy_range(source: Path, offset: int, target: Path, at: int, size: int) -> None:
+    """Copy bytes from a place in one file to a place in another, which is made if missing."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    read_fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        write_fd = os.open(target, flags, 0o644)
+        try:
+            with suppress(OSError):
+                os.posix_fallocate(write_fd, 0, at + size)
+            buffer = bytearray(min(_PIECE_BYTES, max(size, 1)))
+            done = 0
+            while done < size:
+                got = os.preadv(read_fd, [memoryview(buffer)[: size - done]], offset + done)
+                if not got:
+                    raise Corrupt(f"{source} is cut off at {offset + done}")
+                done += os.pwrite(write_fd, memoryview(buffer)[:got], at + done)
+        finally:
+            os.close(write_fd)
+    finally:
+        os.close(read_fd)
+
+
+def _verify(fd: int, offset: int, tensor: Tensor) -> int:
+    """The CRC-32 of a tensor's bytes in a file; raises Corrupt when they are others."""
+    if os.fstat(fd).st_size < offset + tensor.size:
+        raise Corrupt(f"the file of tensor {tensor.digest.hex()} is cut off")
+    found = hasher(tensor.dtype, tensor.shape)
+    buffer = memoryview(bytearray(min(_PIECE_BYTES, tensor.size)))
+    crc = done = 0
+    while done < tensor.size:  # not mapped: a file that shrinks would kill the process
+        got = os.preadv(fd, [buffer[: tensor.size - done]], offset + done)
+        if not got:
+            raise Corrupt(f"the file of tensor {tensor.digest.hex()} was cut off")
+        found.update(buffer[:got])
+        crc = crc32(buffer[:got], crc)
+        done += got
+    _check(found.digest(), tensor)
+    return crc
+
+
+def _check(found: bytes, tensor: Tensor) -> None:
+    if len(tensor.digest) != DIGEST_BYTES or found != tensor.digest:
+        raise Corrupt(f"the bytes of tensor {tensor.digest.hex()} have the digest {found.hex()}")
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir()
+    except FileExistsError:
+        return
+    fsync(path.parent)
