@@ -7,6 +7,8 @@ ours does.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch.overrides import TorchFunctionMode
 
@@ -38,6 +40,17 @@ def remove(mode: TorchFunctionMode) -> bool:
         if other is not mode:
             _push(other)
     return mode in modes
+
+
+def pop_if_alone(modes: Sequence[TorchFunctionMode]) -> TorchFunctionMode | None:
+    """Take the only mode of this thread's stack off, when it is one of `modes`."""
+    if _length() != 1:
+        return None
+    mode: TorchFunctionMode = _pop()
+    if mode in modes:
+        return mode
+    _push(mode)
+    return None
 
 
 def _pop_all() -> list[TorchFunctionMode]:
