@@ -1,6 +1,6 @@
 """The demo: a collector, two training ranks, and one question that finds where the ranks differ.
 
-Everything it makes lies in demo_output/, which is emptied first.
+Everything it makes lies in demo_output/, which is emptied first. Options are handed to train.py.
 """
 
 import json
@@ -38,7 +38,7 @@ def main() -> None:
     collector, address = start_collector()
     try:
         say("2. Two ranks train. train.py imports a debugger and calls start, stop and step.")
-        train(config, address)
+        train(config, address, sys.argv[1:])
     finally:
         collector.terminate()
         collector.wait(timeout=30)
@@ -70,9 +70,9 @@ def start_collector() -> tuple["subprocess.Popen[bytes]", str]:
     return collector, json.loads(port_file.read_text())["address"]
 
 
-def train(config: Path, address: str) -> None:
+def train(config: Path, address: str, options: list[str]) -> None:
     command = "-m torch.distributed.run --standalone --nproc_per_node 2".split()
-    command += [str(HERE / "train.py"), "--config", str(config)]
+    command += [str(HERE / "train.py"), "--config", str(config), *options]
     print(f"$ RANKSCOPE_COLLECTOR={address} RANKSCOPE_RUN=demo python", *command, flush=True)
     environ = dict(
         os.environ,
