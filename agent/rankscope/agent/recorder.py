@@ -41,7 +41,7 @@ class Recorder:
         self._checksum = checksum
         self._statistics = TensorStatistics(checksum)
         self._names: dict[str, int] = {"": 0}
-        self._name_list: list[str] = [""]
+        self.names: list[str] = [""]  # by id
         self._events = array("q")
         self._times = array("d")
         self._values = array("q")
@@ -58,9 +58,9 @@ class Recorder:
         found = self._names.get(name)
         if found is None:
             with self.lock:
-                found = self._names.setdefault(name, len(self._name_list))
-                if found == len(self._name_list):
-                    self._name_list.append(name)
+                found = self._names.setdefault(name, len(self.names))
+                if found == len(self.names):
+                    self.names.append(name)
         return found
 
     def event(
@@ -198,7 +198,7 @@ class Recorder:
         columns.first_event, columns.event_count = first, len(table)
 
         names, (name_index, parent_index) = _localize((name, parent))
-        columns.names.extend(self._name_list[i] for i in names)
+        columns.names.extend(self.names[i] for i in names)
         outlines, (outline_index,) = _localize((outline,))
         columns.outlines.extend(self.outlines.payloads[i] for i in outlines)
         value_ids = np.frombuffer(values, dtype=np.int64)

@@ -176,10 +176,10 @@ class Recording:
         if not session.recording_step:
             session.recording_step = True
             self._recorder.step_event(session.step, pb.StepEvent.BEGIN)
-        session.running = True
+        session.run(True)
 
     def _pause(self) -> None:
-        self._session.running = False
+        self._session.run(False)
         self._taps.stop()
         if self._tokens is not None:
             self._tokens.remove()
@@ -208,7 +208,7 @@ class Recording:
         signals.install(self._flush_on_signal, self._recorder.when_free)
 
     def _flush_on_signal(self, seconds: float) -> None:
-        self._session.running = False
+        self._session.run(False)
         if self._transport is not None:
             self._transport.close("signal", seconds)
 
@@ -245,7 +245,7 @@ class Recording:
         self._closed = True
         self._lock = threading.RLock()
         self._recorder.lock = threading.RLock()
-        self._session.running = False
+        self._session.run(False)
         self._taps.stop()
         if self._transport is not None:
             self._transport.abandon_after_fork()

@@ -17,11 +17,12 @@ from typing import Any
 import torch
 
 from rankscope.agent import recorder as rec
-from rankscope.agent.apis import ApiTable
+from rankscope.agent.apis import Api, ApiTable
 from rankscope.agent.config import Config
 from rankscope.agent.log import log
 from rankscope.agent.outline import Parts
 from rankscope.agent.recorder import Recorder
+from rankscope.agent.selection import Selection
 
 _graph_task = torch._C._current_graph_task_id
 
@@ -41,18 +42,16 @@ class Session:
     """State of one debugger between its construction and the end of the process."""
 
     def __init__(self, config: Config, apis: ApiTable, recorder: Recorder) -> None:
-        self.config = config
         self.apis = apis
         self.recorder = recorder
         self.local = ThreadState()
         self.running = False  # between start() and stop()
+        self.watching = False  # running, and calls of functions are records too
+        self.muted = False  # between module_dump() and module_dump_end()
         self.step = 0
         self.recording_step = False  # the current step has been started
-        self.watches_apis = config.level in ("L1", "mix")
-        self.watches_modules = config.level in ("L0", "mix")
-        self.has_data = config.task != "structure"
-        filtered = bool(config.scope or config.list)
-        self.risk_level = None if filtered or not self.watches_apis else config.risk_level
+        self.left_out: dict[str, None] = {}  # functions whose records risk_level leaves out
+        self.configure(config)
         self.scope = 0  # name id of "optimizer" or "clip_grad" while one is open
         self._counters: defaultdict[str, count[int]] = defaultdict(count)
         self._pending_nodes: list[tuple[int, int, int, int, int]] = []
@@ -64,6 +63,31 @@ class Session:
         self.before_node: Callable[[int], None] = lambda sequence: None  # set by the module tap
         self._faults: set[str] = set()
         self._names: dict[str, list[tuple[int, int]]] = defaultdict(list)
+
+    def configure(self, config: Config) -> None:
+        """Take over a configuration; only while nothing is recorded."""
+        self.config = config
+        self.watches_apis = config.level in ("L1", "mix")
+        self.watches_modules = config.level in ("L0", "mix")
+        self.has_data = config.task != "structure"
+        parts = config.data_mode if self.has_data else frozenset[str]()
+        self.keeps_input = {"forward", "input"} <= parts
+        self.keeps_output = {"forward", "output"} <= parts
+        self.keeps_backward = "backward" in parts
+        filtered = bool(config.scope or config.list)
+        name_id, names = self.recorder.name_id, self.recorder.names
+        self.selection = Selection(config, name_id, names) if filtered else None
+        self.risk_level = None if filtered or not self.watches_apis else config.risk_level
+
+    def run(self, running: bool) -> None:
+        """Switch recording on or off."""
+        self.running = running
+        self.watching = running and self.watches_apis and not self.muted
+
+    def mute(self, muted: bool) -> None:
+        """Let calls of functions, and modules but the one that is dumped, be no records."""
+        self.muted = muted
+        self.run(self.running)
 
     # --------------------------------------------------------------------------------------- names
 
@@ -104,7 +128,7 @@ class Session:
     ) -> None:
         """An API's record is complete: it takes its place, by its output's event where there is
         one, then the modules that have begun by now."""
-        if not (has_output and self.has_data):
+        if not has_output:
             self.recorder.event(self.step, name, rec.NODE, rec.API, direction, parent, stack)
         if self._pending_nodes:
             self.flush_nodes()
@@ -163,6 +187,39 @@ class Session:
         """An event with data; the structure task has none."""
         if self.has_data:
             self.recorder.event(self.step, name, what, kind, direction, parent, stack, parts)
+
+    def backward_parts(self, inputs: Any, outputs: Any) -> Parts:
+        """The fields of a backward record that data_mode keeps: `inputs` are the gradients of what
+        the call returned, `outputs` those of what it was given.
+        """
+        if not self.keeps_backward:
+            return ()
+        sides = self.config.data_mode
+        parts = (("input", inputs),) if "input" in sides else ()
+        return (*parts, ("output", outputs)) if "output" in sides else parts
+
+    def keeps_api(self, api: Api) -> bool:
+        """Whether risk_level keeps the records of a function."""
+        kept = self.apis.keeps(api, self.risk_level)
+        if not kept:
+            self.left_out[api.name] = None
+        return kept
+
+    def keeps(self, name: int) -> bool:
+        """Whether scope and list keep the record of a call that is about to be made."""
+        return self.selection is None or self.selection.keeps(name, self.local.modules)
+
+    def enters(self, name: int) -> bool:
+        """Whether scope and list keep a module record that begins."""
+        return self.selection is None or self.selection.enters(name, self.local.modules)
+
+    def leaves(self, name: int) -> bool:
+        """Whether they keep what is written when it ends."""
+        return self.selection is None or self.selection.leaves(name, self.local.modules)
+
+    def keeps_gradient(self, stem: str, name: int) -> bool:
+        """Whether they keep the gradients of a module's parameters."""
+        return self.selection is None or self.selection.keeps_gradient(stem, name)
 
     def stack(self, frame: FrameType | None = None) -> int:
         """Id of the stack from `frame`, or from the caller; 0 without extra_info."""

@@ -21,17 +21,21 @@ Gradients = tuple[torch.Tensor | None, ...]
 def watch_backward(
     session: Session,
     api: Api,
+    kept: bool,
     name: int,
     forward_parent: int,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     output: Any,
 ) -> None:
-    """Await the gradient of `output`, when it will have one."""
+    """Await the gradient of `output`, when it will have one. A record that is not `kept` only takes
+    its place in the call tree.
+    """
     tensor = first_tensor(output)
-    if tensor is None or not tensor.requires_grad or not torch.is_grad_enabled():
+    if tensor is None or not torch.is_grad_enabled():
         return
-    node = tensor.grad_fn
+    with torch._C.DisableTorchFunction():  # a tensor class of the user's is not asked
+        node = tensor.grad_fn if tensor.requires_grad else None
     if node is None or (api.is_dropout and _dropout_probability(args, kwargs) == 0):
         return
     step = session.step
@@ -44,9 +48,12 @@ def watch_backward(
             with torch._C.DisableTorchFunction():
                 session.before_node(node_sequence)
                 parent = session.backward_parent(forward_parent)
-                parts = (("input", outputs), ("output", inputs))
-                session.event(name, rec.OUTPUT, rec.API, rec.BACKWARD, parent, 0, parts)
-                session.complete_api(name, rec.BACKWARD, parent, 0, True)
+                parts = session.backward_parts(outputs, inputs) if kept else ()
+                if parts and session.keeps(name):
+                    session.event(name, rec.OUTPUT, rec.API, rec.BACKWARD, parent, 0, parts)
+                else:
+                    parts = ()
+                session.complete_api(name, rec.BACKWARD, parent, 0, bool(parts))
         except Exception as error:
             session.fault(f"the backward of {api.stem}", error)
 

@@ -48,6 +48,7 @@ class _Call:
     name: int
     parent: int
     stack: int
+    kept: bool
     step: int
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -104,7 +105,7 @@ class DistributedTap:
 
         @functools.wraps(function)
         def collective(*args: Any, **kwargs: Any) -> Any:
-            if local.api_open or not session.running:
+            if local.api_open or not session.watching:
                 return function(*args, **kwargs)
             call = self._input(api, masked, sends, args, kwargs)
             local.api_open = True
@@ -132,14 +133,17 @@ class DistributedTap:
         try:
             with torch._C.DisableTorchFunction():
                 name, _ = session.api_names(api.stem)
-                parent, stack = session.parent(), session.stack()
-                seen_args, seen_kwargs = _mask(args, kwargs, masked)
-                parts = (
-                    ("input_args", tuple(map(_hide_receives, seen_args))),
-                    ("input_kwargs", {k: _hide_receives(v) for k, v in seen_kwargs.items()}),
-                )
-                session.event(name, rec.INPUT, rec.API, rec.FORWARD, parent, stack, parts)
-                return _Call(name, parent, stack, session.step, args, kwargs, sends)
+                parent, kept = session.parent(), session.keeps(name)
+                stack = session.stack() if kept else 0
+                if kept and session.keeps_input:
+                    seen_args, seen_kwargs = _mask(args, kwargs, masked)
+                    parts = (
+                        ("input_args", tuple(map(_hide_receives, seen_args))),
+                        ("input_kwargs", {k: _hide_receives(v) for k, v in seen_kwargs.items()}),
+                    )
+                    session.event(name, rec.INPUT, rec.API, rec.FORWARD, parent, stack, parts)
+                kept = kept and session.keeps_output
+                return _Call(name, parent, stack, kept, session.step, args, kwargs, sends)
         except Exception as error:
             session.fault(f"the input of {api.stem}", error)
             return None
@@ -153,7 +157,8 @@ class DistributedTap:
                 self._pending[key] = call
         else:
             self._output(call)
-        session.complete_api(call.name, rec.FORWARD, call.parent, call.stack, not works)
+        has_output = call.kept and not works
+        session.complete_api(call.name, rec.FORWARD, call.parent, call.stack, has_output)
 
     def _waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -170,7 +175,7 @@ class DistributedTap:
 
     def _output(self, call: _Call) -> None:
         session = self._session
-        if session.step != call.step or not session.recording_step:
+        if not call.kept or session.step != call.step or not session.recording_step:
             return
         try:
             with torch._C.DisableTorchFunction():

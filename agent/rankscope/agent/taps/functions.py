@@ -68,7 +68,7 @@ class FunctionTap(TorchFunctionMode):
         kwargs = kwargs or {}
         local = self._local
         written, local.dunder = local.dunder, None
-        if not self._session.running or local.api_open or _tracing() is not None:
+        if not self._session.watching or local.api_open or _tracing() is not None:
             return func(*args, **kwargs)
         api = self._apis.get(func) if written is None else self._by_operator.get(written)
         if api is not None:
@@ -109,7 +109,7 @@ class ApiCall:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._recorder = session.recorder
-        self._keeps = functools.cache(lambda api: session.apis.keeps(api, session.risk_level))
+        self._keeps = functools.cache(session.keeps_api)
 
     def __call__(
         self,
@@ -125,9 +125,9 @@ class ApiCall:
         try:
             session.enter_forward()
             forward, backward = session.api_names(api.stem)
-            kept = self._keeps(api)
+            kept = self._keeps(api) and session.keeps(forward)
             stack = session.stack(frame) if kept else 0
-            if kept:
+            if kept and session.keeps_input:
                 parts = (("input_args", written[0]), ("input_kwargs", written[1]))
                 session.event(
                     forward, rec.INPUT, rec.API, rec.FORWARD, session.parent(), stack, parts
@@ -162,9 +162,10 @@ class ApiCall:
         if kept:
             parts = (("output", as_output(output)),)
             session.event(forward, rec.OUTPUT, rec.API, rec.FORWARD, parent, stack, parts)
-            watch_backward(session, api, backward, parent, *written, output)
+        watch_backward(session, api, self._keeps(api), backward, parent, *written, output)
         session.complete_api(forward, rec.FORWARD, parent, stack, kept)
 
+        kept = kept and session.keeps_output
 
 def as_output(output: Any) -> Any:
     """The value of a record's `output` field: a tuple as it is, anything else in a one-element

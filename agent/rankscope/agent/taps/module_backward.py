@@ -196,6 +196,7 @@ class ModuleBackward:
             parent = session.backward_parent(awaited.parent)
             arrival = arrivals[awaited] = Arrival(awaited, parent)
             session.begin_node(awaited.name, rec.MODULE, rec.BACKWARD, parent, 0)
+            session.enters(awaited.name)
             session.local.modules.append(awaited.name)
         return arrival
 
@@ -219,10 +220,11 @@ class ModuleBackward:
         if not session.running or session.step != awaited.step:
             return
         try:
-            parts = (("input", arrival.outputs), ("output", arrival.inputs))
-            session.event(
-                awaited.name, rec.OUTPUT, rec.MODULE, rec.BACKWARD, arrival.parent, 0, parts
-            )
+            parts = session.backward_parts(arrival.outputs, arrival.inputs)
+            if session.leaves(awaited.name) and parts:
+                session.event(
+                    awaited.name, rec.OUTPUT, rec.MODULE, rec.BACKWARD, arrival.parent, 0, parts
+                )
             session.flush_nodes()
         except Exception as error:
             session.fault("a module's backward", error)

@@ -33,7 +33,7 @@ class _Call:
     forward: int
     backward: int
     parent: int
-    stack: int
+    stack: int  # 0 also where the record is not written
     began: tuple[int, int]
     raised_before: BaseException | None
     producers: dict[Node, Producer]  # of all calls inside the outermost one
@@ -51,8 +51,6 @@ class ModuleTap:
         self._parameters = ParameterGradients(session)
         self._handles: list[RemovableHandle] = []
         self._hooked: set[tuple[int, type]] = set()
-        self._on_outermost = on_outermost
-        self._wants_backward = "backward" in session.config.data_mode
 
     def start(self, model: Model) -> None:
         """Hook the modules below `model`; those of earlier models stay hooked until `stop`."""
@@ -87,7 +85,9 @@ class ModuleTap:
         number = session.next_call(stem)
         forward = session.recorder.name_id(f"{stem}.forward.{number}")
         backward = session.recorder.name_id(f"{stem}.backward.{number}")
-        parent, stack = session.parent(), session.stack()
+        parent = session.parent()
+        kept = session.enters(forward)
+        stack = session.stack() if kept else 0
         session.parents[forward] = parent
         frames = session.local.frames
         producers = frames[-1].producers if frames else {}
@@ -98,8 +98,9 @@ class ModuleTap:
         if torch.is_grad_enabled():
             tensors = [*tensors_in(args), *tensors_in(kwargs)]
             call.edges = gradient_edges(t for t in tensors if t.requires_grad)
-        parts = (("input_args", args), ("input_kwargs", kwargs))
-        session.event(forward, rec.INPUT, rec.MODULE, rec.FORWARD, parent, stack, parts)
+        if kept and session.keeps_input:
+            parts = (("input_args", args), ("input_kwargs", kwargs))
+            session.event(forward, rec.INPUT, rec.MODULE, rec.FORWARD, parent, stack, parts)
         session.begin_node(forward, rec.MODULE, rec.FORWARD, parent, stack)
         self._parameters.watch(stem, module)
 
@@ -115,12 +116,13 @@ class ModuleTap:
         if raised and type(error).__name__ != "_StopRecomputationError":
             session.flush_nodes()
             return
-        own = module.named_parameters(recurse=False)
-        parts = (("output", as_output(output)), ("parameters", dict(own)))
-        session.event(
-            call.forward, rec.OUTPUT, rec.MODULE, rec.FORWARD, call.parent, call.stack, parts
-        )
-        if torch.is_grad_enabled() and self._wants_backward:
+        if kept and session.keeps_output:
+            own = module.named_parameters(recurse=False)
+            parts = (("output", as_output(output)), ("parameters", dict(own)))
+            session.event(
+                call.forward, rec.OUTPUT, rec.MODULE, rec.FORWARD, call.parent, call.stack, parts
+            )
+        if torch.is_grad_enabled():
             outputs = [t for t in tensors_in(output) if t.requires_grad]
             if outputs and self._backward.await_call(
                 call.backward, call.parent, call.began, call.edges, outputs, call.producers
@@ -128,6 +130,7 @@ class ModuleTap:
                 session.mirrors[call.forward] = call.backward
         session.flush_nodes()
 
+        kept = session.leaves(call.forward)
     def _close(self, module: nn.Module) -> _Call | None:
         """The open call of `module`, with every call above it that never came to its end."""
         local = self._session.local

@@ -73,7 +73,7 @@ class Shims:
         local, session = self._session.local, self._session
 
         def shim(*args: Any, **kwargs: Any) -> Any:
-            if local.api_open or not session.running:
+            if local.api_open or not session.watching:
                 return original(*args, **kwargs)
             local.dunder = name
             try:

@@ -27,7 +27,7 @@ class ParameterGradients:
         self._arrivals: Counter[tuple[str, str]] = Counter()
         self._first: dict[str, str] = {}  # module stem -> the parameter that arrived first
         self._step = -1
-        self._wanted = "backward" in session.config.data_mode and session.has_data
+        self._wanted = session.keeps_backward
 
     def watch(self, stem: str, module: nn.Module) -> None:
         """Hook the module's own parameters that want gradients; known ones are left alone. Sharding
@@ -62,6 +62,8 @@ class ParameterGradients:
         self._arrivals[(stem, name)] += 1
         number = self._arrivals[(stem, first)] - 1
         record = session.recorder.name_id(f"{stem}.parameters_grad.{number}")
+        if not session.keeps_gradient(stem, record):
+            return
         parts = ((name, [parameter.grad]),)
         session.event(record, rec.OUTPUT, rec.PARAMETERS_GRAD, rec.BACKWARD, 0, 0, parts)
 

@@ -37,5 +37,5 @@ class TokenRange:
         self._handle.remove()
 
     def _count(self, *_: Any) -> None:
-        self._session.running = self._first <= self._calls <= self._last
+        self._session.run(self._first <= self._calls <= self._last)
         self._calls += 1
