@@ -52,7 +52,9 @@ def start(script, *arguments, folder, ranks=0, config=None, daemon=None, **varia
     """
     folder.mkdir(parents=True, exist_ok=True)
     path, dump = folder / "config.json", folder / "dump"
-    path.write_text(json.dumps({"dump_path": str(dump)} | (config or {})))
+    # A busy machine may need long for the last files; the script waits for them.
+    patient = {"dump_path": str(dump), "rankscope": {"exit_seconds": 60}}
+    path.write_text(json.dumps(patient | (config or {})))
     if daemon is not None:
         dump = daemon.store / folder.name
         variables |= {"RANKSCOPE_COLLECTOR": daemon.address, "RANKSCOPE_RUN": folder.name}

@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "rankscope.collector.commands.export",
         "Write msProbe's layout from a run's tables.",
     ),
+    "deliver": ("rankscope.agent.deliver", "Send what ended processes left in their spools."),
 }
 
 
