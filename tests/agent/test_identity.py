@@ -109,7 +109,7 @@ def test_bad_rank_id_is_named(rank_id: int) -> None:
         find_rank(rank_id, None, {})
 
 
-PROCESS = identity.ProcessIdentity(17, 4, "node7", "boot", 0.0)
+PROCESS = identity.ProcessIdentity(17, 4, "node7", "boot", 0, 0.0)
 
 #: (environment, key), strongest first
 KEYS = [
@@ -157,7 +157,7 @@ def test_attempt() -> None:
 
 
 def test_child_is_tied_to_its_parent() -> None:
-    environ = {identity.PARENT_VARIABLE: identity.parent_value("ab" * 16)}
+    environ = {identity.PARENT_VARIABLE: identity.parent_value("ab" * 16, {})}
     assert identity.parent_process_uuid(environ, os.getpid()) == ""
     assert identity.parent_process_uuid(environ, os.getpid() + 1) == "ab" * 16
     assert identity.parent_process_uuid({}, 1) == ""

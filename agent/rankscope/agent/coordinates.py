@@ -45,10 +45,13 @@ PARALLEL_STATES = (
 )
 
 
-def coordinates() -> dict[str, int]:
-    """What can be told now; empty when nothing is set up. A framework wins over a device mesh."""
+def coordinates(*, meshes: bool = True) -> dict[str, int]:
+    """What can be told now; empty when nothing is set up. A framework wins over a device mesh.
+
+    Looking for `meshes` costs a pass over all objects of the process.
+    """
     found: dict[str, int] = {}
-    for name, value in (*_from_meshes(), *_from_frameworks()):
+    for name, value in (*(_from_meshes() if meshes else ()), *_from_frameworks()):
         found[name] = value
     return found
 

@@ -40,6 +40,7 @@ def hello(
         run_key=run_key(environ, process),
         host=process.host,
         boot_id=process.boot_id,
+        pid_namespace=process.pid_namespace,
         pid=process.pid,
         process_started=process.started,
         attempt=attempt(environ),
@@ -62,6 +63,7 @@ def rank_message(claim: RankClaim, coordinates: Mapping[str, int]) -> pb.Rank:
         source=claim.source,
         coordinates=coordinates,
         group=claim.group,
+        replica=claim.replica,
     )
 
 

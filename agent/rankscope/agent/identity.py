@@ -31,6 +31,7 @@ class RankClaim:
     world_size: int = 0
     local_rank: int = -1
     group: str = ""  # tells apart groups that use the same ranks: address of the group's store
+    replica: int | None = None  # number of a data-parallel replica, where a variable tells it
 
 
 #: Launchers in the order they are believed: variables of rank, world size, local rank.
@@ -43,12 +44,23 @@ LAUNCHERS = (
     (("MV2_COMM_WORLD_RANK",), ("MV2_COMM_WORLD_SIZE",), ("MV2_COMM_WORLD_LOCAL_RANK",)),
 )
 
+#: Variables by which serving engines number workers that are each a group of their own.
+REPLICAS = ("SGLANG_DP_RANK", "VLLM_DP_RANK")
+
 
 def find_rank(
     rank_id: int | None, process_group: RankClaim | None, environ: Mapping[str, str]
 ) -> RankClaim | None:
     """The rank that counts, or None while nothing tells. An explicit rank leaves the world size
     unknown, since it need not be a rank of the process group."""
+    claim = _strongest_claim(rank_id, process_group, environ)
+    replica = _first_number(environ, REPLICAS)
+    return replace(claim, replica=replica[1]) if claim and replica else claim
+
+
+def _strongest_claim(
+    rank_id: int | None, process_group: RankClaim | None, environ: Mapping[str, str]
+) -> RankClaim | None:
     local_rank = _first_number(environ, [name for _, _, names in LAUNCHERS for name in names])
     local = -1 if local_rank is None else local_rank[1]
     if rank_id is not None:
@@ -61,7 +73,18 @@ def find_rank(
         return RankClaim(explicit[1], explicit[0], local_rank=local)
     if process_group is not None:
         return replace(process_group, local_rank=local)
-    return rank_from_environment(environ)
+    claim = rank_from_environment(environ)
+    return None if _is_inherited(claim, environ) else claim
+
+
+def _is_inherited(claim: RankClaim | None, environ: Mapping[str, str]) -> bool:
+    """Whether the launcher meant the process that started this one: helpers inherit variables."""
+    _, announced_by, parents = _parent(environ)
+    return announced_by not in ("", str(os.getpid())) and parents == _launched_as(claim)
+
+
+def _launched_as(claim: RankClaim | None) -> str:
+    return f"{claim.source}={claim.rank}" if claim else ""
 
 
 def rank_from_environment(environ: Mapping[str, str]) -> RankClaim | None:
@@ -160,6 +183,7 @@ class ProcessIdentity:
     parent_pid: int
     host: str
     boot_id: str
+    pid_namespace: int
     started: float  # seconds since the Unix epoch
 
 
@@ -170,6 +194,7 @@ def process_identity() -> ProcessIdentity:
         parent_pid=os.getppid(),
         host=socket.gethostname(),
         boot_id=_boot_id(),
+        pid_namespace=_pid_namespace(),
         started=_started(),
     )
 
@@ -179,6 +204,13 @@ def _boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return f"node-{uuid.getnode():012x}"
+
+
+def _pid_namespace() -> int:
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
 
 
 def _started() -> float:
@@ -214,12 +246,18 @@ def attempt(environ: Mapping[str, str]) -> int:
     return count[1] if count else 0
 
 
-def parent_value(process_uuid: str) -> str:
-    """What PARENT_VARIABLE tells the agents of processes that this one starts."""
-    return f"{process_uuid}@{os.getpid()}"
+def parent_value(process_uuid: str, environ: Mapping[str, str]) -> str:
+    """What PARENT_VARIABLE tells the agents of processes that this one starts: who it is, and what
+    rank its launcher gave it, which is not theirs."""
+    return f"{process_uuid}@{os.getpid()}@{_launched_as(rank_from_environment(environ))}"
 
 
 def parent_process_uuid(environ: Mapping[str, str], pid: int) -> str:
     """Of the agent whose process started this one, or ""; a note of this process is not one."""
-    process_uuid, _, announced_by = environ.get(PARENT_VARIABLE, "").partition("@")
+    process_uuid, announced_by, _ = _parent(environ)
     return process_uuid if announced_by != str(pid) else ""
+
+
+def _parent(environ: Mapping[str, str]) -> tuple[str, str, str]:
+    words = (environ.get(PARENT_VARIABLE, "") + "@@").split("@")
+    return words[0], words[1], words[2]

@@ -26,12 +26,12 @@ from rankscope.collector.rows import (
     EMPTY_STEPS_ROW,
     RECORDING,
     Row,
+    claim_of,
     hello_columns,
     hello_of,
     member_of,
     process_of,
     rank_columns,
-    rank_of,
     recording_columns,
     seal_of,
 )
@@ -113,7 +113,7 @@ class Book:
             effects.processes.append(self._revise(process))
         if message.HasField("rank"):
             row |= rank_columns(message.rank)
-            changes = self.identity.learn(process, rank_of(message.rank))
+            changes = self.identity.learn(process, **claim_of(message.rank))
             effects.add(self._effects(changes))
             if not changes.changed:
                 effects.processes.append(self._revise(process))
@@ -217,11 +217,7 @@ class Book:
         jobs: list[Job] = []
         for action in actions:
             if isinstance(action, Seal):
-                ranks = {
-                    p: m.info.rank
-                    for p, m in self.identity.members.items()
-                    if m.info.rank is not None
-                }
+                ranks = {p: m.rank for p, m in self.identity.members.items() if m.rank is not None}
                 jobs.append(SealStep(action, ranks))
             elif parts := self._render_parts(action):
                 jobs.append(RenderStep(action.step, parts))
@@ -250,9 +246,14 @@ class Book:
 
     def _effects(self, changes: Changes) -> Effects:
         effects = Effects(processes=[self._revise(process) for process in changes.changed])
+        if changes.cleared:
+            effects.jobs.append(RemoveFolders(tuple(changes.cleared)))
         effects.jobs += [RenameFolder(old, new) for old, new in changes.renamed]
         if changes.removed:
             effects.jobs.append(RemoveFolders(tuple(changes.removed)))
+        for process in changes.redrawn:
+            for step in self.steps.steps_of(process):
+                self.steps.want_render(process, step, 0.0)
         for first, second in changes.clashes:
             effects.notices += self._clash_notices(first, second)
         return effects
@@ -260,9 +261,11 @@ class Book:
     def _clash_notices(self, first: str, second: str) -> list[tuple[str, str, str]]:
         if any(self.identity.members[p].info.delivered_later for p in (first, second)):
             return []  # nobody who could mend it is left
-        rank = self.identity.members[second].info.rank
-        folder = self.identity.members[second].folder
+        rank, folder = self.identity.members[second].rank, self.identity.members[second].folder
         cure = "tell them apart with start(rank_id=...), such as rank_id=self.gpu_id"
+        groups = {self.identity.members[p].info.group for p in (first, second)}
+        if len(groups) > 1 and not self._config.split_replicas:
+            cure += ", or number them by group: rankscope serve --split-replicas"
         return [
             (
                 one,
@@ -284,7 +287,8 @@ class Book:
             "instance": member.instance,
             "joined": member.order,
             "folder": member.folder,
-            "rank": member.info.rank,
+            "rank": member.rank,
+            "replica": member.replica,
             "clash": member.clash or None,
             "state": member.state.value,
             "time": time.time(),
@@ -294,7 +298,7 @@ class Book:
     def _step_row(
         self, process: str, batch: int, step: int | None, event: str, **columns: Any
     ) -> Row:
-        rank = self.identity.members[process].info.rank
+        rank = self.identity.members[process].rank
         known = {"step": step, "rank": rank, "process": process, "batch": batch, "event": event}
         return EMPTY_STEPS_ROW | known | columns
 
@@ -321,4 +325,4 @@ class Book:
             seals[row["step"]] = row
         self.steps.restore(map(seal_of, seals.values()), 0.0)
         wrote = {m.instance for m in members if self.steps.steps_of(m.info.process)}
-        return Identity(members, wrote)
+        return Identity(members, wrote, split_replicas=self._config.split_replicas)

@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
+_FLAGS = {"true": True, "1": True, "false": False, "0": False}
 LAYOUTS = ("eager", "on_demand")
 TENSORS = ("auto", "stream")
 
@@ -30,6 +31,8 @@ class Config:
     """The layout of an open step that was paused is written at most this often."""
     layout: str = "eager"
     """"eager": dump.json as soon as a process ended a step; "on_demand": only when asked for."""
+    split_replicas: bool = False
+    """Groups that number their ranks independently are replicas, with ranks of their own."""
     layout_max_processes: int = 64
     """A run with more processes than this is not rendered eagerly."""
     max_message_bytes: int = 16 << 20
@@ -53,7 +56,7 @@ class Config:
                 )
         for field in fields(self):
             value = getattr(self, field.name)
-            if not isinstance(value, str) and not value > 0:
+            if not isinstance(value, str | bool) and not value > 0:
                 raise ConfigError(f"{field.name}: {value!r} is not greater than 0")
 
     @classmethod
@@ -63,6 +66,11 @@ class Config:
         for field in fields(cls):
             name = f"RANKSCOPE_SERVE_{field.name.upper()}"
             if text := environ.get(name):
+                if isinstance(field.default, bool):
+                    if text not in _FLAGS:
+                        raise ConfigError(f"{name}: {text!r} is not one of {', '.join(_FLAGS)}")
+                    values[field.name] = _FLAGS[text]
+                    continue
                 try:
                     values[field.name] = type(field.default)(text)  # type: ignore[misc]
                 except ValueError:

@@ -47,18 +47,24 @@ class Selection:
 
 
 def export(
-    run: Run, to: Path, steps: Selection, ranks: Selection, instance: str | None = None
+    run: Run,
+    to: Path,
+    steps: Selection,
+    ranks: Selection,
+    instance: str | None = None,
+    attempt: int | None = None,
 ) -> Iterator[Path]:
     """Write the layout of a run into `to`, a new or empty folder, and yield each folder written.
 
-    One launch of the job is written: the named one, else the newest. Where two of its processes
-    share a folder in a step (a restarted rank), the later one stands there. ValueError says what is
-    wrong with a request.
+    One launch of the job is written: the named one, else the newest; with `attempt`, only what ran
+    after that many restarts. Where two of its processes share a folder in a step (a restarted
+    rank), the later one stands there. ValueError says what is wrong with a request.
     """
     to = Path(os.path.abspath(to))
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise ValueError(f"{to}: expected a new or an empty folder")
-    processes = [p for p in _launch(run, instance) if p["rank"] in ranks]
+    processes = _attempt(_launch(run, instance), attempt)
+    processes = [p for p in processes if p["rank"] in ranks]
     stacks = run.table("stacks", ["stack", "frames"])
     frames = dict(zip(stacks["stack"].to_pylist(), stacks["frames"].to_pylist(), strict=True))
     aside = to.parent / f".{to.name}.{uuid.uuid4().hex}"
@@ -91,6 +97,17 @@ def _launch(run: Run, instance: str | None) -> list[dict[str, Any]]:
         raise ValueError(f"launch {instance!r}: expected one of {', '.join(map(str, names))}")
     chosen = instance if instance is not None else names[-1]
     return [p for p in processes if p["instance"] == chosen]
+
+
+def _attempt(processes: Sequence[dict[str, Any]], attempt: int | None) -> list[dict[str, Any]]:
+    """The processes of one attempt, or all; the later ones of a folder last."""
+    there = sorted({p["attempt"] or 0 for p in processes})
+    if attempt is not None and attempt not in there:
+        raise ValueError(f"attempt {attempt}: expected one of {', '.join(map(str, there))}")
+    chosen = [p for p in processes if attempt is None or (p["attempt"] or 0) == attempt]
+    return sorted(
+        chosen, key=lambda p: (p["attempt"] or 0, p["process_started"] or 0.0, p["joined"])
+    )
 
 
 def _steps(run: Run, processes: Sequence[Mapping[str, Any]], steps: Selection) -> list[int]:

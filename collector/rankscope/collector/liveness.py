@@ -36,14 +36,25 @@ def start_time(pid: int) -> float | None:
     return boot + int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
+def pid_namespace() -> int:
+    """Of this process; 0 where it cannot be told."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
 def is_gone(hello: pb.Hello) -> bool:
     """True only when the process cannot come back: its spool's lock is free, or its pid is not its
-    own any more. A process of another host is never provably gone."""
+    own any more. A process of another host is never provably gone, nor one of another container
+    whose spool is not seen here."""
     if not on_this_host(hello.host, hello.boot_id):
         return False
     spool = Path(hello.spool_path) if hello.spool_path else None
     owned = spool_reader.is_owned(spool, hello.process_uuid) if spool else None
     if owned is not None:
         return not owned
+    if hello.pid_namespace not in (0, pid_namespace()):
+        return False
     started = start_time(hello.pid)
     return started is None or abs(started - hello.process_started) > _TOLERANCE_SECONDS

@@ -26,13 +26,44 @@ T = TypeVar("T")
 SUFFIX = ".rankscope"
 
 _VIEWS = """
-create view records as select r.* replace (coalesce(r.rank, p.rank) as rank)
+create view records as select r.* replace (coalesce(p.rank, r.rank) as rank)
   from all_records r left join processes p using (process);
-create view nodes as select n.* replace (coalesce(n.rank, p.rank) as rank)
+create view nodes as select n.* replace (coalesce(p.rank, n.rank) as rank)
   from all_nodes n left join processes p using (process);
-create view steps as select s.* replace (coalesce(s.rank, p.rank) as rank)
+create view steps as select s.* replace (coalesce(p.rank, s.rank) as rank)
   from all_steps s left join processes p using (process);
 create view stacks as select * from all_stacks;
+create view completeness as
+with seals as (
+  select step, expected, missing, time,
+    row_number() over (partition by step order by time desc) as age,
+    count(*) over (partition by step) as seals
+  from all_steps where event = 'sealed'
+), wanted as (
+  select step, unnest(from_json(expected, '["varchar"]')) as process, true as expected
+  from seals where age = 1
+), absences as (
+  select step, age, unnest(json_keys(missing)) as process, missing from seals
+), absent as (
+  select step, process,
+    max(json_extract_string(missing, process)) filter (age = 1) as missing,
+    bool_or(json_extract_string(missing, process) = 'late') as late
+  from absences group by step, process
+), told as (
+  select step, process, max(events) filter (event = 'end') as recorded,
+    sum(events) filter (event = 'dropped')::bigint as dropped,
+    string_agg(distinct reason, ', ') filter (event = 'dropped') as drop_reasons,
+    max(reason) filter (event = 'skipped') as filtered
+  from all_steps where step is not null and process is not null group by step, process
+), stored as (
+  select step, process, count(*) as received from all_nodes group by step, process
+)
+select step, p.rank, process, coalesce(wanted.expected, false) as expected, recorded,
+  coalesce(received, 0) as received, coalesce(dropped, 0) as dropped, drop_reasons, filtered,
+  missing, coalesce(late, false) as late, s.time as sealed_at, coalesce(s.seals, 0) as seals
+from told full join stored using (step, process) full join wanted using (step, process)
+  full join absent using (step, process) left join processes p using (process)
+  left join (select step, time, seals from seals where age = 1) s using (step);
 """
 
 _NEWEST_PROCESSES = """
@@ -78,7 +109,8 @@ class Run:
         return self.sql("select * from processes order by joined, process")
 
     def connection(self) -> duckdb.DuckDBPyConnection:
-        """A new in-memory database with the views records, nodes, processes, steps and stacks.
+        """A new in-memory database with the views records, nodes, processes, steps, stacks and
+        completeness.
 
         `processes` holds the newest row of each process; `rank` is filled in from it where it was
         not known when a row was written.
@@ -123,7 +155,8 @@ def folder_of(process: Mapping[str, Any]) -> str:
     if process["folder"]:
         return str(process["folder"])
     rank: int | None = process["rank"]
-    return f"proc{process['pid']}" if rank is None else f"rank{rank}"
+    name = f"proc{process['pid']}" if rank is None else f"rank{rank}"
+    return f"{name}.{process['process'][:8]}" if process["clash"] else name
 
 
 def again_if_gone(read: Callable[[], T]) -> T:

@@ -16,6 +16,8 @@ RECORDING = ("task", "level", "summary_mode", "precision", "extra_info")
 EMPTY_PROCESSES_ROW: Row = dict.fromkeys(PROCESSES.names)
 EMPTY_STEPS_ROW: Row = dict.fromkeys(STEPS.names)
 AXES = ("tp", "pp", "dp", "ep", "cp")
+#: Sources of a rank that the user gave by hand: no split of replicas changes it.
+PINNED = ("rank_id", "RANKSCOPE_RANK_ID")
 
 
 def seal_of(row: Mapping[str, Any]) -> Seal:
@@ -47,9 +49,23 @@ def member_of(row: Row, left: Mapping[str, str]) -> Member:
         attempt=row["attempt"],
         parent=row["parent_process"] or "",
         run_key=row["run_key"],
-        rank=row["rank"],
+        rank=row["claimed_rank"],
+        pid_namespace=row["pid_namespace"] or 0,
+        pinned=row["rank_source"] in PINNED,
+        group=row["group"] or "",
+        world_size=row["world_size"] or 0,
+        replica=row["replica"],
     )
-    return Member(info, row["instance"], row["joined"], row["folder"], state, row["clash"] or "")
+    return Member(
+        info,
+        row["instance"],
+        row["joined"],
+        row["folder"],
+        state,
+        row["clash"] or "",
+        row["rank"],
+        row["replica"],
+    )
 
 
 def process_of(hello: pb.Hello) -> Process:
@@ -62,7 +78,8 @@ def process_of(hello: pb.Hello) -> Process:
         attempt=hello.attempt,
         parent=hello.parent_process_uuid,
         run_key=hello.run_key,
-        rank=rank_of(hello.rank) if hello.HasField("rank") else None,
+        pid_namespace=hello.pid_namespace,
+        **(claim_of(hello.rank) if hello.HasField("rank") else {}),
         delivered_later=hello.delivered_later,
     )
 
@@ -72,6 +89,7 @@ def hello_columns(hello: pb.Hello) -> Row:
         "host": hello.host,
         "boot_id": hello.boot_id,
         "pid": hello.pid,
+        "pid_namespace": hello.pid_namespace or None,
         "process_started": hello.process_started,
         "attempt": min(hello.attempt, 2**31 - 1),
         "parent_process": hello.parent_process_uuid or None,
@@ -95,10 +113,22 @@ def rank_of(rank: pb.Rank) -> int | None:
     return rank.rank if rank.rank >= 0 else None
 
 
+def claim_of(rank: pb.Rank) -> Row:
+    """The fields of Process that a rank tells."""
+    return {
+        "rank": rank_of(rank),
+        "pinned": rank.source in PINNED,
+        "group": rank.group,
+        "world_size": max(rank.world_size, 0),
+        "replica": rank.replica if rank.HasField("replica") else None,
+    }
+
+
 def rank_columns(rank: pb.Rank) -> Row:
     coordinates = dict(sorted(rank.coordinates.items()))
     return {
         "rank_source": rank.source or None,
+        "claimed_rank": rank_of(rank),
         "world_size": rank.world_size or None,
         "local_rank": rank.local_rank if rank.local_rank >= 0 else None,
         "coordinates": json.dumps(coordinates),
@@ -114,6 +144,7 @@ def hello_of(row: Mapping[str, Any]) -> pb.Hello:
         host=row["host"],
         boot_id=row["boot_id"],
         pid=row["pid"],
+        pid_namespace=row["pid_namespace"] or 0,
         process_started=row["process_started"],
         attempt=row["attempt"],
         run_key=row["run_key"],

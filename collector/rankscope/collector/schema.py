@@ -81,6 +81,8 @@ PROCESSES = pa.schema(
         ("folder", pa.string()),  # rank{R}, proc{pid} or what keeps clashing ones apart
         ("rank", pa.int32()),
         ("rank_source", pa.string()),
+        ("claimed_rank", pa.int32()),  # as the process itself numbers it
+        ("replica", pa.int32()),  # with split_replicas
         ("clash", pa.string()),  # process it clashes with, or null
         ("world_size", pa.int32()),
         ("local_rank", pa.int32()),
@@ -94,6 +96,7 @@ PROCESSES = pa.schema(
         ("host", pa.string()),
         ("boot_id", pa.string()),
         ("pid", pa.int64()),
+        ("pid_namespace", pa.int64()),
         ("process_started", pa.float64()),
         ("attempt", pa.int32()),
         ("parent_process", pa.string()),

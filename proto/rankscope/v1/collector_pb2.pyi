@@ -102,7 +102,7 @@ class FromCollector(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., want: _Optional[_Union[Want, _Mapping]] = ..., command: _Optional[_Union[Command, _Mapping]] = ..., problem: _Optional[_Union[Problem, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "agent_version", "process_uuid", "run", "run_key", "host", "boot_id", "pid", "process_started", "attempt", "parent_process_uuid", "parent_pid", "rank", "device", "recording", "versions", "dump_path", "spool_path", "token", "delivered_later")
+    __slots__ = ("protocol_version", "agent_version", "process_uuid", "run", "run_key", "host", "boot_id", "pid", "process_started", "attempt", "parent_process_uuid", "parent_pid", "rank", "device", "recording", "versions", "dump_path", "spool_path", "token", "pid_namespace", "delivered_later")
     class VersionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -129,6 +129,7 @@ class Hello(_message.Message):
     DUMP_PATH_FIELD_NUMBER: _ClassVar[int]
     SPOOL_PATH_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
+    PID_NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     DELIVERED_LATER_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     agent_version: str
@@ -149,11 +150,12 @@ class Hello(_message.Message):
     dump_path: str
     spool_path: str
     token: str
+    pid_namespace: int
     delivered_later: bool
-    def __init__(self, protocol_version: _Optional[int] = ..., agent_version: _Optional[str] = ..., process_uuid: _Optional[str] = ..., run: _Optional[str] = ..., run_key: _Optional[str] = ..., host: _Optional[str] = ..., boot_id: _Optional[str] = ..., pid: _Optional[int] = ..., process_started: _Optional[float] = ..., attempt: _Optional[int] = ..., parent_process_uuid: _Optional[str] = ..., parent_pid: _Optional[int] = ..., rank: _Optional[_Union[Rank, _Mapping]] = ..., device: _Optional[str] = ..., recording: _Optional[_Union[Recording, _Mapping]] = ..., versions: _Optional[_Mapping[str, str]] = ..., dump_path: _Optional[str] = ..., spool_path: _Optional[str] = ..., token: _Optional[str] = ..., delivered_later: bool = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., agent_version: _Optional[str] = ..., process_uuid: _Optional[str] = ..., run: _Optional[str] = ..., run_key: _Optional[str] = ..., host: _Optional[str] = ..., boot_id: _Optional[str] = ..., pid: _Optional[int] = ..., process_started: _Optional[float] = ..., attempt: _Optional[int] = ..., parent_process_uuid: _Optional[str] = ..., parent_pid: _Optional[int] = ..., rank: _Optional[_Union[Rank, _Mapping]] = ..., device: _Optional[str] = ..., recording: _Optional[_Union[Recording, _Mapping]] = ..., versions: _Optional[_Mapping[str, str]] = ..., dump_path: _Optional[str] = ..., spool_path: _Optional[str] = ..., token: _Optional[str] = ..., pid_namespace: _Optional[int] = ..., delivered_later: bool = ...) -> None: ...
 
 class Rank(_message.Message):
-    __slots__ = ("rank", "world_size", "local_rank", "source", "coordinates", "group")
+    __slots__ = ("rank", "world_size", "local_rank", "source", "coordinates", "group", "replica")
     class CoordinatesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -167,13 +169,15 @@ class Rank(_message.Message):
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     COORDINATES_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
     rank: int
     world_size: int
     local_rank: int
     source: str
     coordinates: _containers.ScalarMap[str, int]
     group: str
-    def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ..., local_rank: _Optional[int] = ..., source: _Optional[str] = ..., coordinates: _Optional[_Mapping[str, int]] = ..., group: _Optional[str] = ...) -> None: ...
+    replica: int
+    def __init__(self, rank: _Optional[int] = ..., world_size: _Optional[int] = ..., local_rank: _Optional[int] = ..., source: _Optional[str] = ..., coordinates: _Optional[_Mapping[str, int]] = ..., group: _Optional[str] = ..., replica: _Optional[int] = ...) -> None: ...
 
 class Recording(_message.Message):
     __slots__ = ("task", "level", "summary_mode", "precision", "extra_info", "config_json")

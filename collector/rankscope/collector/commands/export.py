@@ -18,12 +18,16 @@ def export(
     instance: Annotated[
         str | None, typer.Option(help="A launch other than the newest, as `ls --all` names it.")
     ] = None,
+    attempt: Annotated[
+        int | None, typer.Option(help="Only what ran after that many elastic restarts.")
+    ] = None,
 ) -> None:
     """Write msProbe's layout (dump.json and its companions) from a run's tables."""
     try:
         steps = exporting.Selection.parse(step, "--step")
         ranks = exporting.Selection.parse(rank, "--rank")
-        written = sum(1 for _ in exporting.export(open_run(run), to, steps, ranks, instance))
+        folders = exporting.export(open_run(run), to, steps, ranks, instance, attempt)
+        written = sum(1 for _ in folders)
     except (RunNotFoundError, ValueError) as error:
         fail(str(error))
     except OSError as error:

@@ -19,6 +19,7 @@ WIDEST = 8  # processes that get a column of their own
 LONGEST = 40  # lines of a table before its middle is left out
 
 _SHOWN = ("rank", "folder", "host", "pid", "state", "clash")
+_SHOWN_IF_ANY = ("replica", "attempt", "parent_process")
 
 
 def ls(
@@ -128,10 +129,14 @@ def _joined(names: Sequence[str]) -> str:
 
 def _process_table(processes: Sequence[Mapping[str, Any]]) -> Table:
     names = {process["process"]: folder_of(process) for process in processes}
-    table = Table(*_SHOWN, "process")
+    more = [name for name in _SHOWN_IF_ANY if any(p.get(name) not in (None, 0) for p in processes)]
+    table = Table(*_SHOWN, *(name.removesuffix("_process") for name in more), "process")
     for process in processes:
-        cells = {name: process[name] for name in _SHOWN}
-        cells["clash"] = names.get(process["clash"], process["clash"])
+        cells = {name: process[name] for name in (*_SHOWN, *more)}
+        for name in {"clash", "parent_process"} & cells.keys():
+            cells[name] = names.get(process[name], process[name])
+        if cells.get("replica") is not None:
+            cells["replica"] = f"replica{process['replica']}/rank{process['claimed_rank']}"
         texts = ("" if cell is None else str(cell) for cell in cells.values())
         table.add_row(*texts, process["process"][:8])
     return table

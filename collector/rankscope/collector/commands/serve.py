@@ -43,6 +43,12 @@ def serve(
     layout: Annotated[
         str, typer.Option(help="eager: write dump.json at once; on_demand: only by export.")
     ] = _DEFAULTS.layout,
+    split_replicas: Annotated[
+        bool,
+        typer.Option(
+            "--split-replicas", help="Groups that number their ranks independently get own ranks."
+        ),
+    ] = _DEFAULTS.split_replicas,
     layout_max_processes: Annotated[
         int, typer.Option(help="A run with more processes is written on demand.")
     ] = _DEFAULTS.layout_max_processes,
