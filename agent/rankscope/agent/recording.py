@@ -50,6 +50,8 @@ class Recording:
         self._closed = False
         self._rank_id: int | None = None
         self._rank: pb.Rank | None = None
+        self._coordinates: dict[str, int] = {}
+        self._starts = 0
         self._transport: Transport | None = None
         self._tokens: TokenRange | None = None
         _recordings.add(self)
@@ -202,7 +204,7 @@ class Recording:
             device=_device(),
             spool_path=transport_config.spool_folder(),
         )
-        os.environ[identity.PARENT_VARIABLE] = identity.parent_value(process_uuid)
+        os.environ[identity.PARENT_VARIABLE] = identity.parent_value(process_uuid, os.environ)
         self._transport = Transport(transport_config, hello, _Source(self), log)
         self._transport.start()
         signals.install(self._flush_on_signal, self._recorder.when_free)
@@ -217,22 +219,33 @@ class Recording:
             self._transport.wake()
 
     def _learn_rank(self) -> None:
-        """Look for the rank until a final source has told it; on the script's thread,
-        between taps.
+        """Look for the rank until a final source has told it, and for coordinates, which may be
+        set up later; on the script's thread, between taps.
         """
+        self._coordinates.update(coordinates(meshes=self._looks_at_meshes()))
         if self._rank is not None and self._rank.source in _FINAL:
-            return
+            rank = pb.Rank()
+            rank.CopyFrom(self._rank)
+            rank.coordinates.update(self._coordinates)
+            return self._take_rank(rank)
         claim = identity.find_rank(self._rank_id, identity.group_rank(), os.environ)
         if claim is not None:
-            self._take_rank(hello_message.rank_message(claim, coordinates()))
+            self._take_rank(hello_message.rank_message(claim, self._coordinates))
+
+    def _looks_at_meshes(self) -> bool:
+        """At the first starts, then ever more rarely: finding meshes looks at every object."""
+        self._starts += 1
+        return self._starts.bit_count() == 1
 
     def _update_rank(self) -> None:
         """The same from the transport's thread: only the process group can be news."""
         if self._rank is not None and self._rank.source in _FINAL:
             return
-        claim = identity.group_rank()
-        if claim is not None:
-            self._take_rank(hello_message.rank_message(claim, {}))
+        group = identity.group_rank()
+        if group is not None:
+            claim = identity.find_rank(self._rank_id, group, os.environ)
+            if claim is not None:
+                self._take_rank(hello_message.rank_message(claim, self._coordinates))
 
     def _take_rank(self, rank: pb.Rank) -> None:
         if rank != self._rank:
