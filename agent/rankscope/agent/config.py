@@ -55,6 +55,8 @@ class Config:
     on_full: str
     """"drop" or "block"."""
     block_seconds: float
+    tensor_memory_bytes: int
+    """Most that copies of whole tensors take until they are written."""
     flush_seconds: float
     exit_seconds: float
 

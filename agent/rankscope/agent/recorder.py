@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from rankscope.agent.capture import Capture
 from rankscope.agent.outline import Outlines, Parts, TensorEntry
 from rankscope.agent.stacks import StackTable
 from rankscope.agent.statistics import Description, Pending, TensorStatistics
@@ -34,8 +35,9 @@ _Ints = npt.NDArray[np.int64]
 class Recorder:
     """Collects the events of one process. Every method may be called from any thread."""
 
-    def __init__(self, checksum: str = "") -> None:
+    def __init__(self, checksum: str = "", capture: Capture | None = None) -> None:
         self.lock = threading.RLock()
+        self.capture = capture  # of whole tensors; None: none is
         self.stacks = StackTable()
         self.outlines = Outlines()
         self._checksum = checksum
@@ -81,6 +83,11 @@ class Recorder:
             values: list[int] = []
             part = "parameters_grad" if kind == PARAMETERS_GRAD else ""
             outline = self.outlines.scan(parts, part, tensors, values)
+        capture, captured = self.capture, False
+        if capture is not None and outline:
+            captured = kind == SAVE or capture.wants(name, self.names[name])
+            if captured:
+                capture.make_room(tensors)
         with self.lock:
             if outline:
                 for tensor in tensors:
@@ -89,6 +96,8 @@ class Recorder:
                     else:
                         self._statistics.add(tensor)  # type: ignore[arg-type]
                 self._values.extend(values)
+                if capture is not None:
+                    capture.add(step, tensors, captured)
             self._events.extend((step, name, what, kind, direction, outline, parent, stack))
             self._times.append(_now())
         if self._after:
@@ -156,6 +165,7 @@ class Recorder:
                 return None
             events, times, values = self._events, self._times, self._values
             pending = self._statistics.take()
+            captured = self.capture.take() if self.capture is not None else []
             steps = np.frombuffer(events, dtype=np.int64)[::_COLUMNS]
             for step, number in zip(*np.unique(steps, return_counts=True), strict=True):
                 self._step_events[int(step)] += int(number)
@@ -164,10 +174,14 @@ class Recorder:
             self._control = pb.Batch()
         if times:
             self._encode(control, first, events, times, values, pending)
+            if self.capture is not None:
+                self.capture.finish(control, captured)
         return control
 
     def lost(self, batch: pb.Batch, reason: str) -> None:
         """A batch of `take` will never be sent: count it, send its stacks and step events again."""
+        if self.capture is not None:
+            self.capture.lost(batch.blobs)
         with self.lock:
             self._announced.difference_update(stack.id for stack in batch.stacks)
             steps = np.frombuffer(batch.columns.event_step, dtype="<i8")

@@ -16,6 +16,7 @@ from torch import nn
 from rankscope.agent import hello as hello_message
 from rankscope.agent import identity
 from rankscope.agent.apis import ApiTable
+from rankscope.agent.capture import Capture
 from rankscope.agent.config import Config
 from rankscope.agent.coordinates import coordinates
 from rankscope.agent.errors import UsageError
@@ -26,6 +27,7 @@ from rankscope.agent.taps import Taps
 from rankscope.agent.taps.modules import Model
 from rankscope.agent.taps.tokens import TokenRange, check_token_range
 from rankscope.agent.transport import Transport, TransportConfig, signals
+from rankscope.agent.transport.tensor_files import TensorFiles
 from rankscope.v1 import collector_pb2 as pb
 
 #: Rank sources that a later look cannot better.
@@ -40,7 +42,7 @@ class Recording:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._recorder = Recorder(
-            "" if config.summary_mode == "statistics" else config.summary_mode
+            "" if config.summary_mode == "statistics" else config.summary_mode, _capture(config)
         )
         self._session = Session(config, ApiTable.load(), self._recorder)
         self._taps = Taps(self._session)
@@ -81,6 +83,7 @@ class Recording:
     def stop(self) -> None:
         with self._lock:
             if not self._started:
+                self._taps.stop()  # a stop inside a watched call left the mode for torch to put back
                 return
             self._started = False
             self._pause()
@@ -97,14 +100,13 @@ class Recording:
                 self._wake()
             session.clear_step()
             session.step += 1
-            if (
-                self._started
-            ):  # step() without stop(): recording goes on in the next step, if that is wanted
-                if self._wants_step():
-                    self._begin()
-                else:
-                    self._started = False
-                    self._pause()
+            if not self._started:
+                self._taps.stop()
+            elif self._wants_step():  # step() without stop(): recording goes on in the next step
+                self._begin()
+            else:
+                self._started = False
+                self._pause()
 
     def close(self, reason: str, timeout_seconds: float | None = None) -> None:
         """The process ends: flush within the deadline, say goodbye. Safe to call twice and at any
@@ -205,7 +207,10 @@ class Recording:
             spool_path=transport_config.spool_folder(),
         )
         os.environ[identity.PARENT_VARIABLE] = identity.parent_value(process_uuid, os.environ)
-        self._transport = Transport(transport_config, hello, _Source(self), log)
+        source = _Source(self)
+        self._transport = Transport(transport_config, hello, source, log, source.use_files)
+        if (capture := self._recorder.capture) is not None:
+            capture.wake = self._transport.wake
         self._transport.start()
         signals.install(self._flush_on_signal, self._recorder.when_free)
 
@@ -276,6 +281,24 @@ class _Source:
 
     def lost(self, batch: pb.Batch, reason: str) -> None:
         self._recording._recorder.lost(batch, reason)
+
+    def use_files(self, files: TensorFiles | None) -> None:
+        if (capture := self._recording._recorder.capture) is not None:
+            capture.keeper = files
+
+
+def _capture(config: Config) -> Capture | None:
+    """What keeps whole tensors; None when no record is to have any."""
+    if config.task == "tensor":
+        return Capture(lambda name: True, config.tensor_memory_bytes, config.block_seconds)
+    if config.tensor_list:
+        wanted = config.tensor_list
+        return Capture(
+            lambda name: any(text in name for text in wanted),
+            config.tensor_memory_bytes,
+            config.block_seconds,
+        )
+    return None
 
 
 def _device() -> str:

@@ -290,6 +290,14 @@ SETTINGS = (
         "with on_full block: longest wait for space; then the batch is dropped and counted",
     ),
     Key(
+        "tensor_memory_bytes",
+        512 << 20,
+        number(int, 1 << 20),
+        "a whole number from 1048576",
+        "memory for copies of whole tensors until they are written; when it is full, recording "
+        "waits for the disk",
+    ),
+    Key(
         "flush_seconds",
         0.25,
         number(float, 0.01),
@@ -308,7 +316,7 @@ SETTINGS = (
 #: What works in this version, in checked form, where that is less than what may be asked for.
 #: Later work widens or removes a row; a key without a row works with every allowed value.
 AVAILABLE: dict[str, tuple[Any, ...]] = {
-    "task": ("statistics", "structure"),
+    "task": ("statistics", "tensor", "structure"),
     "level": ("L0", "L1", "mix"),
     "dump_enable": (None,),
     "custom_op_namespaces": (("_C_ascend",), ()),

@@ -1,12 +1,14 @@
 """From the recording side into the spool: one batch per take, drops counted, nothing else lost."""
 
 import time
+from collections.abc import Callable
 
 from rankscope.agent.transport.config import TransportConfig
 from rankscope.agent.transport.disk_spool import DiskSpool
 from rankscope.agent.transport.results import BatchSource
 from rankscope.agent.transport.spool import MemorySpool, Spool
 from rankscope.agent.transport.stream import LogFunction
+from rankscope.agent.transport.tensor_files import TensorFiles
 from rankscope.v1 import collector_pb2 as pb
 
 GOODBYE_RESERVE_BYTES = 1 << 20
@@ -16,8 +18,15 @@ class Backlog:
     """Takes, serializes and spools; only its owner's thread calls it, but for `set_hello`."""
 
     def __init__(
-        self, config: TransportConfig, hello: pb.Hello, source: BatchSource, log: LogFunction
+        self,
+        config: TransportConfig,
+        hello: pb.Hello,
+        source: BatchSource,
+        log: LogFunction,
+        use_files: Callable[[TensorFiles | None], None] = lambda files: None,
     ) -> None:
+        """`use_files` is told where whole tensors are kept, once the spool is open."""
+        self._use_files = use_files
         self.hello = hello
         self.spool: Spool | None = None
         self.dropped_batches = 0
@@ -41,6 +50,7 @@ class Backlog:
         """The spool, opened by the first call: in the best folder that works, else in memory."""
         if self.spool is None:
             self.spool = self._open_spool()
+            self._use_files(self.spool.tensors)
             self.set_hello(self.hello)
         return self.spool
 
@@ -94,6 +104,7 @@ class Backlog:
                     self._hello_for(str(folder)),
                     config.spool_limit_bytes,
                     config.segment_bytes,
+                    config.block_seconds,
                 )
             except OSError as error:
                 problem = f"{folder}: {error.strerror or error}"
@@ -129,6 +140,9 @@ class Backlog:
         if not self._append(payload, wait_seconds, reserve):
             return "spool_full"
         self.spooled_bytes += len(payload)
+        if spool := self.spool:
+            if spool.tensors is not None:
+                spool.tensors.sealed(spool.last_sequence)
         return ""
 
     def _append(self, payload: bytes, wait_seconds: float, reserve: int) -> bool:
@@ -146,6 +160,8 @@ class Backlog:
 
     def _drop(self, batch: pb.Batch, reason: str) -> None:
         self.dropped_batches += 1
+        if self.spool is not None and self.spool.tensors is not None:
+            self.spool.tensors.discard()
         if reason == "spool_full":
             where = self.folder or "memory"
             self.say("warning", f"the spool in {where} is full: records are dropped and counted")

@@ -18,6 +18,7 @@ from rankscope.agent.transport.segment import (
     segment_name,
     write_frame,
 )
+from rankscope.agent.transport.tensor_files import TensorFiles, TensorPlace
 
 RECENT_BYTES = 2 << 20
 """Of the newest batches this much is kept in memory too, for a stream that keeps up."""
@@ -47,6 +48,7 @@ class DiskSpool:
         hello: bytes,
         limit_bytes: int,
         segment_bytes: int = 64 << 20,
+        tensor_patience_seconds: float = 5.0,
     ) -> None:
         """Claim the folder; raises OSError when it cannot be made, written or trusted."""
         self.folder: Path | None = folder
@@ -65,6 +67,13 @@ class DiskSpool:
         if folder.stat().st_uid != os.geteuid():
             raise PermissionError(f"{folder} belongs to another user")
         self._folder = folder
+        self._files = TensorFiles(
+            folder,
+            process_uuid,
+            lambda size: self.size_bytes + size <= limit_bytes,
+            tensor_patience_seconds,
+        )
+        self.tensors: TensorFiles | None = self._files
         self._lock_path = folder / f"{process_uuid}.lock"
         self._lock_fd = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -77,7 +86,7 @@ class DiskSpool:
 
     @property
     def size_bytes(self) -> int:
-        return sum(segment.size for segment in list(self._segments))
+        return self._files.size_bytes + sum(segment.size for segment in list(self._segments))
 
     def append(self, payload: bytes, reserve: int = 0) -> bool:
         limit = self._limit + reserve
@@ -114,7 +123,11 @@ class DiskSpool:
         with self._guard:
             self._acked = max(self._acked, sequence)
             self._forget()
+        self._files.acknowledge(sequence)
         self._free(include_current=False)
+
+    def tensor(self, digest: bytes) -> TensorPlace | None:
+        return self._files.find(digest)
 
     def close(self) -> None:
         self._end_segment()

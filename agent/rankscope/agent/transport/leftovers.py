@@ -14,6 +14,7 @@ from rankscope.agent.transport.config import TransportConfig
 from rankscope.agent.transport.segment import Stored, parse_name, read_at, read_frames
 from rankscope.agent.transport.sender import FixedAddresses, Locator, Sender
 from rankscope.agent.transport.stream import LogFunction
+from rankscope.agent.transport.tensor_files import TensorPlace, files_of, places_in
 from rankscope.v1 import collector_pb2 as pb
 
 LEFTOVER_SECONDS = 300.0
@@ -28,6 +29,7 @@ class LeftoverSpool:
         self.hello: pb.Hello | None = None
         """None when no segment holds one that can be read: nothing can be delivered."""
         self.last_sequence = 0
+        self._places: dict[bytes, TensorPlace] | None = None  # of all batches, once asked for
         self._paths = sorted(paths)
         self._index: list[tuple[Path, int, array[int]]] = []
         for path in self._paths:
@@ -47,9 +49,17 @@ class LeftoverSpool:
     def acknowledge(self, sequence: int) -> None:
         """Files are removed together, by `remove`."""
 
+    def tensor(self, digest: bytes) -> TensorPlace | None:
+        if self._places is None:
+            stored = (self.read(n) for n in range(1, self.last_sequence + 1))
+            batches = (pb.Batch.FromString(s.payload) for s in stored if s is not None)
+            self._places = places_in(self.folder, batches)
+        return self._places.get(digest)
+
     def remove(self) -> None:
         """Delete the segments; to be called when all is acknowledged."""
-        for path in self._paths:
+        uuid = self.hello.process_uuid if self.hello is not None else ""
+        for path in [*self._paths, *(files_of(self.folder, uuid) if uuid else ())]:
             path.unlink(missing_ok=True)
 
     def _read_index(self, path: Path) -> None:

@@ -7,6 +7,7 @@ may be used from a signal handler, so no caller ever waits for a lock of the tra
 import queue
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 from rankscope.agent.transport.backlog import Backlog
@@ -16,6 +17,7 @@ from rankscope.agent.transport.leftovers import LeftoverWatch
 from rankscope.agent.transport.results import BatchSource, CloseResult, TransportStats
 from rankscope.agent.transport.sender import FixedAddresses, Locator, Sender, load_grpc
 from rankscope.agent.transport.stream import LogFunction
+from rankscope.agent.transport.tensor_files import TensorFiles
 from rankscope.v1 import collector_pb2 as pb
 
 STOP_SECONDS = 0.3
@@ -50,9 +52,15 @@ class Transport:
     """Everything between the recorder and the collector; cheap and safe to call from any thread."""
 
     def __init__(
-        self, config: TransportConfig, hello: pb.Hello, source: BatchSource, log: LogFunction
+        self,
+        config: TransportConfig,
+        hello: pb.Hello,
+        source: BatchSource,
+        log: LogFunction,
+        use_files: Callable[[TensorFiles | None], None] = lambda files: None,
     ) -> None:
-        """`log(level, text)` gets few lines, each once, from any thread."""
+        """`log(level, text)` gets few lines, each once, from any thread. `use_files` is told where
+        the source may keep whole tensors."""
         self._config = config
         self._log = log
         self._inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
@@ -60,7 +68,7 @@ class Transport:
         self._inert = False  # in a forked child
         self._result: CloseResult | None = None
         self._thread: threading.Thread | None = None
-        self._backlog = Backlog(config, hello, source, log)
+        self._backlog = Backlog(config, hello, source, log, use_files)
         self._locator = _locator(config, log)
         self._sender: Sender | None = None
         self._watch: LeftoverWatch | None = None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rankscope.agent.transport.segment import Stored, crc32
+from rankscope.agent.transport.tensor_files import TensorFiles, TensorPlace
 
 
 class Outbox(Protocol):
@@ -24,11 +25,16 @@ class Outbox(Protocol):
     def acknowledge(self, sequence: int) -> None:
         """Everything up to `sequence` is durable at the collector and need not be kept."""
 
+    def tensor(self, digest: bytes) -> TensorPlace | None:
+        """Where the bytes of a tensor lie that an unacknowledged batch brings."""
+
 
 class Spool(Outbox, Protocol):
     """An outbox that grows."""
 
     folder: Path | None
+    tensors: TensorFiles | None
+    """None: there is no disk to keep whole tensors on."""
     hello: bytes
     """Serialized Hello for segments begun from now on."""
 
@@ -46,6 +52,7 @@ class MemorySpool:
     """The same in memory, for hosts without a usable disk; does not survive the process."""
 
     folder: Path | None = None
+    tensors: TensorFiles | None = None
 
     def __init__(self, hello: bytes, limit_bytes: int) -> None:
         self.hello = hello
@@ -75,6 +82,9 @@ class MemorySpool:
         with self._guard:
             while self._kept and self._kept[0].sequence <= sequence:
                 self.size_bytes -= len(self._kept.popleft().payload)
+
+    def tensor(self, digest: bytes) -> TensorPlace | None:
+        return None
 
     def close(self) -> None:
         """Nothing outlives the process."""

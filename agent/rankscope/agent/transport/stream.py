@@ -13,6 +13,7 @@ from typing import Protocol
 from rankscope.agent.transport.config import TransportConfig
 from rankscope.agent.transport.segment import Stored, crc32
 from rankscope.agent.transport.spool import Outbox
+from rankscope.agent.transport.tensor_files import TensorReader
 from rankscope.v1 import collector_pb2 as pb
 
 LogFunction = Callable[[str, str], None]
@@ -66,6 +67,9 @@ class Stream:
         self._paused_until = 0.0
         self._last_sent = self._last_heard = self.started
         self._answer_due = True  # to the hello
+        self._wanted: deque[bytes] = deque()
+        self._tensor: TensorReader | None = None
+        self._last_heartbeat = self.started
 
     def requests(self) -> Iterator[pb.FromAgent]:
         """What to send; ends when the stream is finished. Never raises."""
@@ -104,6 +108,10 @@ class Stream:
             self._heard_durable(message.ack.durable_sequence)
         elif kind == "welcome":
             self._heard_welcome(message.welcome)
+        elif kind == "want":
+            with self._changed:
+                self._wanted.extend(message.want.digests)
+                self._changed.notify()
         elif kind == "problem":
             self._heard_problem(message.problem)
         elif kind == "farewell":
@@ -162,6 +170,9 @@ class Stream:
                 message = self._batch(now) if self.welcome is not None else None
                 if message is None and self._is_silent(now):
                     message = pb.FromAgent(heartbeat=pb.Heartbeat(time=time.time()))
+                    self._last_heartbeat = now
+                if message is None:
+                    message = self._chunk()
                 if message is not None:
                     self._last_sent = now
                     self._expect_answer(now)
@@ -171,7 +182,23 @@ class Stream:
 
     def _is_silent(self, now: float) -> bool:
         heartbeat = self._config.heartbeat_seconds
+        if self._wanted or self._tensor is not None:  # chunks are not answered, so this asks
+            return now - self._last_heartbeat >= heartbeat
         return self.welcome is not None and now - self._last_sent >= heartbeat
+
+    def _chunk(self) -> pb.FromAgent | None:
+        """The next piece of a tensor that the collector wants; batches go first."""
+        while self._tensor is not None or self._wanted:
+            if self._tensor is None:
+                digest = self._wanted.popleft()
+                self._tensor = TensorReader(digest, self._outbox.tensor(digest))
+            chunk = self._tensor.next()
+            if self._tensor.done:
+                self._tensor.close()
+                self._tensor = None
+            self.sent_bytes += len(chunk.data)
+            return pb.FromAgent(tensor_chunk=chunk)
+        return None
 
     def _expect_answer(self, now: float) -> None:
         if not self._answer_due:  # the wait for an answer begins now, not when we last heard

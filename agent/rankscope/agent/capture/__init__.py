@@ -1,0 +1,5 @@
+"""Whole tensors: copied when they are seen, digested and written to the spool behind the loop."""
+
+from .capture import Capture
+
+__all__ = ["Capture"]

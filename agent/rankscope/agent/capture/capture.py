@@ -1,0 +1,286 @@
+"""Which tensors are kept whole, and their way from the loop to the spool.
+
+In the loop: a CRC finds what was seen before (checked byte by byte, or by digest), all else is
+copied. In the transport's thread: digests, and files for what this process has not written yet.
+When the memory is full the loop waits for the disk; a tensor is left out, and counted, only when
+nothing gets free for `patience_seconds`, or when the spool is full for as long.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from rankscope.agent.log import log
+from rankscope.agent.statistics import Description
+from rankscope.agent.statistics.checksum import crc32_at
+from rankscope.agent.statistics.guard import unseen
+from rankscope.v1 import collector_pb2 as pb
+
+from .blob import Blob, bytes_at, digest
+from .device import DeviceCopies
+from .memory import Memory
+from .values import dense, is_dense, source_of
+
+_memcmp = ctypes.CDLL(None).memcmp
+_memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_MOST_REMEMBERED = 200_000
+_GROUP_BYTES = 32 << 20
+_WAKE_SHARE = 4  # the transport is woken when a quarter of the memory is used
+
+Leaf = torch.Tensor | Description
+
+
+class TensorKeeper(Protocol):
+    """Where bytes wait until they are acknowledged."""
+
+    def keep(self, tensors: Sequence[tuple[pb.Blob, memoryview]]) -> int:
+        """Write bytes and fill in where they lie; how many were written, the rest did not fit."""
+
+
+class Capture:
+    """Captured tensors of one process. The caller holds the recorder's lock around `add`, `take`;
+    `make_room` is called without it.
+    """
+
+    def __init__(
+        self,
+        wants: Callable[[str], bool],
+        memory_bytes: int,
+        patience_seconds: float,
+    ) -> None:
+        """`wants` says by a record's name whether its tensors are kept."""
+        self.memory = Memory(memory_bytes)
+        self.keeper: TensorKeeper | None = None
+        self.wake: Callable[[], None] = lambda: None
+        self._wants = wants
+        self._wanted: dict[int, bool] = {}
+        self._patience = patience_seconds
+        self._stuck_since = -1  # count of frees when waiting was given up
+        self._leaves: list[Blob | None] = []
+        self._seen: OrderedDict[tuple[Any, ...], Blob] = OrderedDict()
+        self._by_digest: OrderedDict[bytes, Blob] = OrderedDict()
+        self._devices = DeviceCopies()
+        self._guard = threading.Lock()  # between comparing memory and giving it back
+        self._left_out: Counter[tuple[int, str]] = Counter()
+        self._said: set[str] = set()
+
+    # ------------------------------------------------------------------------------------ hot path
+
+    def wants(self, name: int, text: str) -> bool:
+        """Whether the tensors of a record are kept; `name` is the id of its name."""
+        wanted = self._wanted.get(name)
+        if wanted is None:
+            wanted = self._wanted[name] = self._wants(text)
+        return wanted
+
+    def make_room(self, leaves: Iterable[Leaf]) -> None:
+        """Wait until an event's tensors fit into memory."""
+        needed = sum(_size_of(leaf) for leaf in leaves)
+        memory = self.memory
+        if memory.used * _WAKE_SHARE > memory.limit:
+            self.wake()
+        if memory.has_room(needed) or self._stuck_since == memory.freed_count:
+            return
+        self.wake()
+        if not memory.wait(needed, self._patience):
+            self._stuck_since = memory.freed_count
+
+    def add(self, step: int, leaves: Sequence[Leaf], wanted: bool) -> None:
+        """Keep the values that an event's tensors have now, if that is `wanted`."""
+        if not wanted:
+            self._leaves.extend([None] * len(leaves))
+            return
+        with unseen():
+            for leaf in leaves:
+                self._leaves.append(self._keep(step, leaf))
+
+    def _keep(self, step: int, leaf: Leaf) -> Blob | None:
+        try:
+            tensor = source_of(leaf)
+            if tensor is None:
+                return None
+            blob = self._copy(tensor) if tensor.is_cpu else self._fetch(tensor)
+            reason = "tensor_memory_full"
+        except Exception as error:
+            blob, reason = None, "tensor_error"
+            self._say(f"a tensor was not captured: {type(error).__name__}: {error}")
+        if blob is None:
+            self._leave_out(step, reason)
+        return blob
+
+    def _copy(self, tensor: torch.Tensor) -> Blob | None:
+        values = tensor if is_dense(tensor) else dense(tensor)
+        address, size = values.data_ptr(), values.numel() * values.element_size()
+        key = (values.dtype, values.shape, crc32_at(address, size))
+        known = self._seen.get(key)
+        if known is not None and self._is_equal(known, address):
+            return known
+        region = self.memory.take(size)
+        if region is None:
+            return None
+        ctypes.memmove(region.address, address, size)
+        blob = Blob(values.dtype, values.shape, size)
+        blob.region = region
+        self._seen[key] = blob
+        if len(self._seen) > _MOST_REMEMBERED:
+            self._seen.popitem(last=False)
+        return blob
+
+    def _is_equal(self, known: Blob, address: int) -> bool:
+        with self._guard:
+            if known.region is not None:
+                return bool(_memcmp(known.region.address, address, known.size) == 0)
+        if not known.stored:
+            return False
+        return digest(known.dtype, known.shape, bytes_at(address, known.size)) == known.digest
+
+    def _fetch(self, tensor: torch.Tensor) -> Blob | None:
+        size = tensor.numel() * tensor.element_size()
+        region = self.memory.count(size)
+        if region is None:
+            return None
+        shape = (tensor.numel(),) if tensor.is_nested else tensor.shape
+        blob = Blob(tensor.dtype, shape, size)
+        try:
+            blob.host, blob.event = self._devices.copy(tensor)
+        except BaseException:
+            self.memory.give_back(region)
+            raise
+        blob.region = region
+        return blob
+
+    # ---------------------------------------------------------------------- the transport's thread
+
+    def take(self) -> list[Blob | None]:
+        """One entry a tensor leaf since the last call."""
+        leaves, self._leaves = self._leaves, []
+        return leaves
+
+    def finish(self, batch: pb.Batch, leaves: list[Blob | None]) -> None:
+        """Write what is new among the leaves of a batch and say in it which tensor is which."""
+        new = [blob for blob in dict.fromkeys(leaves) if blob is not None and not blob.stored]
+        self._store(batch, new)
+        columns = batch.columns
+        digests: dict[bytes, int] = {}
+        indices = np.zeros(len(leaves), "<u4")
+        steps = _Steps(columns)
+        for i, blob in enumerate(leaves):
+            if blob is None:
+                continue
+            if blob.stored:
+                indices[i] = digests.setdefault(blob.digest, len(digests) + 1)
+            else:
+                self._leave_out(steps.of_tensor(i), "tensor_spool_full")
+        if digests:
+            flags = np.frombuffer(columns.flags, np.uint8)
+            columns.flags = (flags | np.where(indices, pb.IS_CAPTURED, 0).astype("u1")).tobytes()
+            columns.digest = indices.tobytes()
+            columns.digests.extend(digests)
+        with self._guard:
+            left_out, self._left_out = self._left_out, Counter()
+        for (step, reason), count in left_out.items():
+            batch.drops.add(step=step, events=0, reason=f"{reason}: {count} tensors")
+
+    def lost(self, blobs: Iterable[pb.Blob]) -> None:
+        """The batch that was to bring these never will."""
+        for blob in blobs:
+            if known := self._by_digest.pop(blob.digest, None):
+                known.stored = False
+
+    def _store(self, batch: pb.Batch, new: Iterable[Blob]) -> None:
+        """In groups, so that memory gets free while there is more to write."""
+        group: list[Blob] = []
+        size = 0
+        for blob in new:
+            group.append(blob)
+            size += blob.size
+            if size >= _GROUP_BYTES:
+                self._store_group(batch, group)
+                group, size = [], 0
+        self._store_group(batch, group)
+        while len(self._by_digest) > _MOST_REMEMBERED:
+            self._by_digest.popitem(last=False)
+
+    def _store_group(self, batch: pb.Batch, group: list[Blob]) -> None:
+        writing: list[tuple[Blob, pb.Blob]] = []
+        for blob in group:
+            if blob.region is None:
+                continue
+            blob.digest = digest(blob.dtype, blob.shape, blob.view)
+            if self._by_digest.setdefault(blob.digest, blob) is not blob:
+                continue  # the same content came by two ways
+            wire = pb.Blob(digest=blob.digest, dtype=str(blob.dtype), size=blob.size)
+            wire.shape.extend(blob.shape)
+            writing.append((blob, wire))
+        written = 0
+        if self.keeper is not None and writing:
+            written = self.keeper.keep([(wire, blob.view) for blob, wire in writing])
+        for i, (blob, wire) in enumerate(writing):
+            blob.stored = i < written
+            if blob.stored:
+                batch.blobs.append(wire)
+            else:
+                self._by_digest.pop(blob.digest, None)
+        for blob in group:
+            known = self._by_digest.get(blob.digest)
+            blob.stored = known is not None and known.stored
+            self._release(blob)
+
+    def _release(self, blob: Blob) -> None:
+        with self._guard:
+            region, blob.region, blob.host = blob.region, None, None
+        if region is not None:
+            self.memory.give_back(region)
+
+    def _leave_out(self, step: int, reason: str) -> None:
+        with self._guard:
+            self._left_out[step, reason] += 1
+        if reason == "tensor_memory_full":
+            self._say(
+                f"tensors wait in memory ({self.memory.limit >> 20} MiB) and none gets free: "
+                "some are left out and counted; see tensor_memory_bytes"
+            )
+        elif reason == "tensor_spool_full":
+            self._say("the spool has no room for tensors: some are left out and counted")
+
+    def _say(self, text: str) -> None:
+        if text not in self._said and len(self._said) < 20:
+            self._said.add(text)
+            log("warning", text)
+
+
+class _Steps:
+    """The step of a tensor leaf of a batch; built only when one was left out."""
+
+    def __init__(self, columns: pb.Columns) -> None:
+        self._columns = columns
+        self._of_tensor: list[int] | None = None
+
+    def of_tensor(self, index: int) -> int:
+        if self._of_tensor is None:
+            columns = self._columns
+            counts = [0]
+            for payload in columns.outlines:
+                leaves = pb.Outline.FromString(payload).leaves
+                counts.append(sum(leaf.form == pb.TENSOR for leaf in leaves))
+            steps = np.frombuffer(columns.event_step, "<i8")
+            outlines = np.frombuffer(columns.event_outline, "<u4")
+            self._of_tensor = np.repeat(steps, np.array(counts)[outlines]).tolist()
+        return self._of_tensor[index]
+
+
+def _size_of(leaf: Leaf) -> int:
+    tensor = leaf.data if isinstance(leaf, Description) else leaf
+    if tensor is None:
+        return 0
+    try:
+        return tensor.numel() * tensor.element_size()
+    except Exception:  # symbolic sizes, exotic subclasses: `add` will find out
+        return 0

@@ -1,0 +1,131 @@
+"""Memory for copies of tensors: a ring of fixed size, so that pages stay warm and the bound holds.
+
+Copies are mostly freed in the order they were made. When nothing is held the ring begins anew at
+its start: a loop that captures little uses little.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+
+_ALIGNMENT = 64
+
+
+@dataclass(eq=False)
+class Region:
+    """Memory that is held. `address` is valid until it is given back."""
+
+    address: int
+    view: memoryview
+    size: int
+    start: int = -1  # in the ring; -1: memory of its own
+    freed: bool = False
+
+
+class Memory:
+    """At most `limit_bytes`, but for one tensor larger than that at a time. Any thread may call."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit = limit_bytes
+        self.used = 0
+        self.freed_count = 0
+        self._ring: mmap.mmap | None = None
+        self._view = memoryview(b"")
+        self._base = 0
+        self._regions: deque[Region] = deque()
+        self._outside = 0
+        self._changed = threading.Condition(threading.Lock())
+
+    def take(self, size: int) -> Region | None:
+        """Memory for so many bytes, or None when there is none now."""
+        with self._changed:
+            start = self._find(size)
+            if start >= 0:
+                if self._ring is None:
+                    self._open()
+                view = self._view[start : start + size]
+                region = Region(self._base + start, view, size, start)
+                self._regions.append(region)
+            elif size > self.limit and not self._outside:
+                buffer = np.empty(size, np.uint8)
+                region = Region(buffer.ctypes.data, buffer.data, size)
+                self._outside += size
+            else:
+                return None
+            self.used += size
+            return region
+
+    def count(self, size: int) -> Region | None:
+        """Have memory that the caller made count; None when there is no room for it now."""
+        with self._changed:
+            if self.used and self.used + size > self.limit:
+                return None
+            self.used += size
+            self._outside += size
+            return Region(0, memoryview(b""), size)
+
+    def give_back(self, region: Region) -> None:
+        """It is not used any more."""
+        with self._changed:
+            if region.freed:
+                return
+            region.freed = True
+            region.view = memoryview(b"")
+            self.used -= region.size
+            if region.start < 0:
+                self._outside -= region.size
+            while self._regions and self._regions[0].freed:
+                self._regions.popleft()
+            self.freed_count += 1
+            self._changed.notify_all()
+
+    def wait(self, size: int, patience_seconds: float) -> bool:
+        """Wait for room; False when nothing was given back for so long."""
+        with self._changed:
+            while not self._has_room(size):
+                count, deadline = self.freed_count, time.monotonic() + patience_seconds
+                while self.freed_count == count:
+                    left = deadline - time.monotonic()
+                    if left <= 0:
+                        return False
+                    self._changed.wait(left)
+            return True
+
+    def has_room(self, size: int) -> bool:
+        """Whether `take` would succeed now; for sizes above the limit, once nothing is held."""
+        with self._changed:
+            return self._has_room(size)
+
+    def _has_room(self, size: int) -> bool:
+        return not self.used if size > self.limit else self._find(size) >= 0
+
+    def _find(self, size: int) -> int:
+        """Where in the ring so many bytes are free, -1 for nowhere."""
+        if self.used + size > self.limit:
+            return -1
+        if not self._regions:
+            return 0
+        first, last = self._regions[0].start, self._regions[-1]
+        end = -(-(last.start + last.size) // _ALIGNMENT) * _ALIGNMENT
+        if last.start < first:
+            return end if end + size <= first else -1
+        if end + size <= self.limit:
+            return end
+        return 0 if size <= first else -1
+
+    def _open(self) -> None:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+        self._ring = mmap.mmap(-1, self.limit, flags=flags)
+        for name in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
+            with suppress(OSError, AttributeError):
+                self._ring.madvise(getattr(mmap, name))
+        self._view = memoryview(self._ring)
+        self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._ring))
