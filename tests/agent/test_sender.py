@@ -1,12 +1,10 @@
 """The transport against a real gRPC server that misbehaves as told."""
 
-import importlib.util
 import os
 import socket
 import threading
 import time
 import uuid
-from pathlib import Path
 
 import pytest
 
@@ -16,12 +14,8 @@ from rankscope.agent.transport.sender import load_grpc
 from rankscope.v1 import collector_pb2 as pb
 
 load_grpc(lambda level, text: None)  # as the agent does: before anything else imports grpc
-_spec = importlib.util.spec_from_file_location(
-    "scripted_collector", Path(__file__).with_name("scripted_collector.py")
-)
-scripted = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(scripted)
 import grpc  # noqa: E402
+import scripted_collector as scripted  # noqa: E402
 
 
 class Source:

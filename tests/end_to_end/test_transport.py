@@ -1,6 +1,5 @@
 """Real processes with a transport: how they end, what stays, what others deliver."""
 
-import importlib.util
 import json
 import os
 import signal
@@ -15,17 +14,14 @@ from deltalake import DeltaTable
 
 HERE = Path(__file__).parent
 JOB = HERE / "transport_job.py"
-_spec = importlib.util.spec_from_file_location(
-    "scripted_collector", HERE.parent / "agent" / "scripted_collector.py"
-)
 
 
 @pytest.fixture(scope="module")
 def scripted():
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-    module = importlib.util.module_from_spec(_spec)
-    _spec.loader.exec_module(module)
-    return module
+    import scripted_collector
+
+    return scripted_collector
 
 
 @pytest.fixture
@@ -249,7 +245,7 @@ def stand_in(tmp_path):
     (package / "embedded.py").write_text((HERE / "stand_in_collector.py").read_text())
     yield {
         "PYTHONPATH": str(tmp_path / "path"),
-        "STAND_IN_TESTS": str(HERE.parent / "agent"),
+        "STAND_IN_TESTS": str(HERE.parent / "support"),
         "PYTHONSTARTUP": "/nowhere",
     }
     port = tmp_path / "dump.rankscope" / "port"
