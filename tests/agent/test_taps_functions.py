@@ -92,6 +92,44 @@ def test_functions_bound_before_the_start_are_seen(record):
     assert recorded.forwards() == ["Functional.relu.0", "Functional.gelu.0"]
 
 
+def test_one_function_has_one_name(record):
+    image, line = torch.ones(1, 1, 4, 4), torch.ones(1, 1, 4)
+    with (recorded := record("L1")):
+        torch.conv1d(line, torch.ones(1, 1, 2))
+        F.conv1d(line, torch.ones(1, 1, 2))
+        F.max_pool2d(image, 2)
+        F.max_pool2d(image, 2, return_indices=True)
+        F.adaptive_max_pool1d(line, 2, return_indices=True)
+        torch.linalg.norm(X)
+        torch.norm(X)
+    assert recorded.forwards() == [
+        "Functional.conv1d.0",
+        "Functional.conv1d.1",
+        "Functional.max_pool2d.0",
+        "Functional.max_pool2d.1",
+        "Functional.adaptive_max_pool1d.0",
+        "Torch.norm.0",
+        "Torch.norm.1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("risk_level", "expected"),
+    [
+        ("ALL", ["Torch.reshape.0", "Functional.linear.0", "Torch.tanh.0", "Torch.reshape.1"]),
+        ("FOCUS", ["Functional.linear.0", "Torch.tanh.0"]),
+        ("CORE", ["Functional.linear.0"]),
+    ],
+)
+def test_risk_level_selects(record, risk_level, expected):
+    recorded = record("mix", model=nn.Sequential(), risk_level=risk_level)
+    with recorded:
+        torch.reshape(torch.tanh(F.linear(torch.reshape(X, (1, 2)), torch.ones(2, 2))), (2,))
+    assert recorded.forwards() == expected
+    # The others take their number and their place in the call tree all the same.
+    assert len([name for name in recorded.tree() if "forward" in name]) == 4
+
+
 def test_what_a_recorded_call_does_inside_is_hidden(record):
     loss, tokens = F.cross_entropy, torch.tensor([1])
     with (recorded := record("L1")):

@@ -16,7 +16,7 @@ from rankscope.collector.render import Header, render
 class MemoryTransport:
     """Takes everything there is when it closes."""
 
-    def __init__(self, config, hello, source, log):
+    def __init__(self, config, hello, source, log, *more):
         self.hello, self._source = hello, source
         self.batches = []
 
