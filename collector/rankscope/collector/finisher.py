@@ -8,7 +8,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Literal, Protocol
 
@@ -32,6 +33,7 @@ from rankscope.collector.store import RunStore
 
 log = logging.getLogger(__name__)
 
+_WRITERS = 4
 _QUIET_SECONDS = 0.3
 _SEAL_PATIENCE_SECONDS = 3.0
 
@@ -65,6 +67,7 @@ class Finisher(threading.Thread):
         self._stopping = False
         self._busy = False
         self._maintain = False
+        self._writers = ThreadPoolExecutor(_WRITERS, thread_name_prefix="rankscope-layout")
 
     def add(self, jobs: Iterable[Job]) -> None:
         """Give more to do."""
@@ -94,6 +97,7 @@ class Finisher(threading.Thread):
             self._stopping = True
             self._changed.notify()
         self.join()
+        self._writers.shutdown()
 
     def run(self) -> None:
         while (job := self._next()) is not None:
@@ -165,13 +169,20 @@ class Finisher(threading.Thread):
         nodes, records = self._store.read_step(job.step, processes)
         stacks = self._store.stacks(processes)
         nodes_of, records_of = split(nodes, "process"), split(records, "process")
+        writing = []
         for process, part in job.parts.items():
             own_nodes = nodes_of.get(process, nodes.slice(0, 0))
             own_records = records_of.get(process, records.slice(0, 0))
             header = self._header(job.step, part, own_records)
             documents = render(own_nodes, own_records, stacks, header)
             self._tensors.write(job.step, part.folder, own_records)
-            self._layout.write(job.step, part.folder, documents)
+            # The disk makes files for some while the next ones are rendered.
+            writing.append(self._writers.submit(self._write, job.step, part.folder, documents))
+        for written in writing:
+            written.result()
+
+    def _write(self, step: int, folder: str, documents: Mapping[str, bytes]) -> None:
+        self._layout.write(step, folder, documents)
 
     def _header(self, step: int, part: Part, records: pa.Table) -> Header:
         data_dir = None
