@@ -7,7 +7,7 @@ STAMP := $(VENV)/.complete
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test check soak demo proto
+.PHONY: help venv test check soak demo bench proto
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -36,6 +36,9 @@ soak: $(STAMP)  ## the minutes-long tests
 
 demo: $(STAMP)  ## two ranks train, a collector watches, a query finds where they differ
 	$(BIN)/python deploy/demo/run.py
+
+bench: $(STAMP)  ## cost beside msProbe: make bench PEER=/path/to/its/python
+	$(BIN)/python deploy/bench/compare.py $(if $(PEER),--peer $(PEER)) $(if $(CASES),--cases "$(CASES)")
 
 proto: $(STAMP)  ## write the Python of the contract again
 	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto --grpc_python_out=proto rankscope/v1/collector.proto
