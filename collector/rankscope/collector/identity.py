@@ -240,22 +240,19 @@ class Identity:
             self._set(member, folder=folder, clash=first or "")
             if first and first != member.clash:
                 clashes.append((first, member.info.process))
-        moves = {p: (was, str(self.members[p].folder)) for p, was in old.items() if was}
-        moves = {p: (was, now) for p, (was, now) in moves.items() if was != now}
+        places = {(old.get(p, m.folder), m.folder) for p, m in self.members.items()}
+        moves = {(was, str(self.members[p].folder)) for p, was in old.items() if was}
+        moves = {(was, now) for was, now in moves if was != now}
         shared = {
-            p: move
-            for p, move in moves.items()
-            if any(
-                m.folder in move and moves.get(m.info.process) != move
-                for m in self.members.values()
-                if m.info.process != p
-            )
+            move
+            for move in moves
+            if any((was == move[0]) != (now == move[1]) for was, now in places)
         }
         return Changes(
             changed=list(old),
-            cleared=sorted({was for was, _ in shared.values()}),
-            renamed=_in_order({move for p, move in moves.items() if p not in shared}),
-            redrawn=self._in_folders({name for move in shared.values() for name in move}),
+            cleared=sorted({was for was, _ in shared}),
+            renamed=_in_order(moves - shared),
+            redrawn=self._in_folders({name for move in shared for name in move}),
             clashes=clashes,
         )
 
