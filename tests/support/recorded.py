@@ -26,6 +26,9 @@ class MemoryTransport:
     def wake(self):
         pass
 
+    def throttle(self):
+        pass
+
     def close(self, reason, timeout_seconds):
         while (batch := self._source.take()) is not None:
             self.batches.append(batch)

@@ -322,3 +322,4 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork") and "rankscope.agent.recording" in sys.modules:
     os.register_at_fork(after_in_child=_after_fork)
+            self._transport.throttle()

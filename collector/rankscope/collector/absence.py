@@ -59,6 +59,9 @@ class Absence:
 
     def begin(self, position: Position, grace_seconds: float | None = None) -> None:
         """A process has no stream any more, or none yet in this life of the collector."""
+        if position.left:  # it may have ended without hearing so: its spool is then ours to remove
+            position.watched = liveness.on_this_host(position.hello.host, position.hello.boot_id)
+            return
         gone = position.hello.delivered_later or liveness.is_gone(position.hello)
         grace = self._config.lost_after_seconds if grace_seconds is None else grace_seconds
         position.lost_at = time.monotonic() + (0.0 if gone else grace)

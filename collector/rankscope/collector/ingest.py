@@ -157,8 +157,7 @@ class Committer(Worker):
         if position is not None and position.session is session:
             position.session = None
             self._intake.broken(process)
-            if not position.left:
-                self._absence.begin(position)
+            self._absence.begin(position)
 
     def adopt(self, hello: pb.Hello) -> None:
         """Take in what a dead process left in its spool, which no stream will bring."""

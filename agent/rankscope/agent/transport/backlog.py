@@ -32,6 +32,8 @@ class Backlog:
         self.dropped_batches = 0
         self.spooled_bytes = 0
         self.waits_for_space = False
+        self.hurry = False
+        """Set by whoever cannot wait: what finds no space from now on is dropped at once."""
         self._config = config
         self._source = source
         self._log = log
@@ -150,7 +152,7 @@ class Backlog:
         deadline = time.monotonic() + wait_seconds
         try:
             while not spool.append(payload, reserve):
-                if time.monotonic() >= deadline:
+                if self.hurry or time.monotonic() >= deadline:
                     return False
                 self.waits_for_space = True
                 time.sleep(0.01)

@@ -132,6 +132,7 @@ class Transport:
             self._inbox.put(ticket)
             ticket.wait(timeout_seconds + 1.0)  # beyond its own deadline only a hanging disk
         else:
+        self._backlog.hurry = True
             self._tickets.append(ticket)
             self._admit_tickets()
             self._end(ticket)
