@@ -4,9 +4,10 @@ resolved once.
 
 from __future__ import annotations
 
+import functools
 import importlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -51,20 +52,30 @@ class ApiTable:
     ]  # prefix -> (path of the Python object, names)
     low: frozenset[str]
     core: frozenset[str]
+    namespaces: Mapping[str, str] = field(default_factory=dict)
+    """Namespaces of torch.ops whose operators are all watched -> prefix of their records."""
 
     @classmethod
-    def load(cls, path: Path = DEFAULT_PATH) -> ApiTable:
-        """Read a table in the form of apis.yaml; raises ConfigError when it has another form."""
+    def load(cls, path: Path = DEFAULT_PATH, extras: Collection[str] = ()) -> ApiTable:
+        """Read a table in the form of apis.yaml, with these of its extras; raises ConfigError when
+        it has another form or lacks an extra.
+        """
         try:
             raw = yaml.safe_load(path.read_text(encoding="utf-8"))
             levels = raw.pop("risk_levels", {})
+            more = raw.pop("extras", {})
             prefixes = {
                 prefix: (str(entry["of"]), tuple(map(str, entry["names"])))
                 for prefix, entry in raw.items()
             }
-            return cls(
-                prefixes, frozenset(levels.get("low", ())), frozenset(levels.get("core", ()))
-            )
+            namespaces: dict[str, str] = {}
+            for extra in extras:
+                namespaces |= more[extra].get("namespaces", {})
+                for prefix, names in more[extra].get("names", {}).items():
+                    owner, known = prefixes[prefix]
+                    prefixes[prefix] = (owner, (*known, *map(str, names)))
+            low, core = frozenset(levels.get("low", ())), frozenset(levels.get("core", ()))
+            return cls(prefixes, low, core, namespaces)
         except (OSError, yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
             raise ConfigError(
                 f"rankscope.apis: cannot read {str(path)!r} ({type(error).__name__}: {error}); "
@@ -83,19 +94,23 @@ class ApiTable:
 
     def resolve(self, prefix: str) -> Iterator[tuple[Any, Api]]:
         """The functions of one prefix that exist in this torch, with their names."""
+        for owner, attribute, api in self.places(prefix):
+            yield getattr(owner, attribute), api
+
+    def places(self, prefix: str) -> Iterator[tuple[Any, str, Api]]:
+        """Where the functions of one prefix stand: the object that has them and the attribute."""
         if prefix not in self.prefixes:
             return
         path, names = self.prefixes[prefix]
         try:
-            owner = _load(path)
+            root = _load(path)
         except (ImportError, AttributeError):
             return
         for dotted in names:
-            function = owner
-            for part in dotted.split("."):
-                function = getattr(function, part, None)
-            if function is not None:
-                yield function, Api(prefix, dotted.rpartition(".")[2].removesuffix(_INDICES_SUFFIX))
+            *parents, attribute = dotted.split(".")
+            owner = functools.reduce(lambda o, part: getattr(o, part, None), parents, root)
+            if getattr(owner, attribute, None) is not None:
+                yield owner, attribute, Api(prefix, attribute.removesuffix(_INDICES_SUFFIX))
 
     def keeps(self, api: Api, risk_level: str | None) -> bool:
         """Whether records of this function are written at a risk level (None and "ALL":

@@ -44,6 +44,10 @@ class Config:
     async_dump: bool
     dump_enable: bool | None
     """None: the file is not watched."""
+    custom_op_namespaces: tuple[str, ...]
+    """Namespaces of torch.ops whose operators are watched."""
+    slices: tuple[Mapping[str, int], ...]
+    """How tensors are cut before they are measured: {dim, begin, end, size}; size is optional."""
 
     collector: tuple[str, ...]
     """Addresses "host:port" in the order to try; empty: start a collector on this host."""
@@ -60,6 +64,17 @@ class Config:
     flush_seconds: float
     exit_seconds: float
 
+    apis: Path | None
+    """Table of watched functions; None: the one that ships."""
+    extras: tuple[str, ...]
+    """Extras of that table that are switched on."""
+    ignore: Path | None
+    """Inputs and outputs that records show as null; None: the file that ships."""
+    custom_wrap_ops: Mapping[str, tuple[str, ...]]
+    """Path of a module -> names of functions in it that are watched."""
+
+    path: Path | None
+    """The file that all this was read from."""
     raw: Mapping[str, Any]
     """The whole effective configuration as JSON values, keyed as in config.json, with defaults."""
 
@@ -85,9 +100,9 @@ class Config:
         settings = _read_settings(given, source, environ)
         level = _effective_level(name, top.values["level"])
         raw = {**top.raw, "level": level, name: section.raw, "rankscope": settings.raw}
-        return cls._from_values(
-            {**top.values, **section.values, **settings.values, "level": level}, raw
-        )
+        path = None if config_path is None else Path(config_path).absolute()
+        values = {**top.values, **section.values, **settings.values, "level": level, "path": path}
+        return cls._from_values(values, raw)
 
     @classmethod
     def _from_values(cls, values: dict[str, Any], raw: dict[str, Any]) -> "Config":
@@ -97,6 +112,10 @@ class Config:
             "steps": values["step"],
             "dump_path": _absolute(values["dump_path"], "dump_path"),
             "spool_path": None if spool_path is None else _absolute(spool_path, "spool_path"),
+            "slices": values["slice"],
+            "apis": _existing(values["apis"], "rankscope.apis"),
+            "ignore": _existing(values["ignore"], "rankscope.ignore"),
+            "custom_wrap_ops": _custom_wrap_ops(values["custom_wrap_ops"]),
             "raw": raw,
         }
         values.setdefault("tensor_list", ())  # only the section of task statistics has it
@@ -177,6 +196,36 @@ def _absolute(path: str, key: str) -> Path:
     if absolute.is_file():
         raise ConfigError(f"{key}: {show(path)} is a file; allowed: a folder or a free path")
     return absolute
+
+
+def _existing(path: str | None, key: str) -> Path | None:
+    """An absolute path of a file; ConfigError when it cannot be read."""
+    if path is None:
+        return None
+    absolute = Path(os.path.abspath(path))
+    if not absolute.is_file():
+        raise ConfigError(f"{key}: {show(path)} is no file (seen from {os.getcwd()})")
+    return absolute
+
+
+def _custom_wrap_ops(path: str | None) -> dict[str, tuple[str, ...]]:
+    """The names in a file in the form of msProbe's custom_wrap_ops.yaml."""
+    found = _existing(path, "rankscope.custom_wrap_ops")
+    if found is None:
+        return {}
+    import yaml
+
+    allowed = "allowed: {module path: [names of functions]}"
+    try:
+        content = yaml.safe_load(found.read_text(encoding="utf-8")) or {}
+        names = {module: tuple(listed) for module, listed in content.items()}
+    except (OSError, ValueError, AttributeError, TypeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{found}: cannot be read ({error}); {allowed}") from error
+    for module, listed in names.items():
+        for name in (*str(module).split("."), *listed):
+            if not isinstance(name, str) or not name.isidentifier():
+                raise ConfigError(f"{found}: {show(name)} in {module} is no name; {allowed}")
+    return names
 
 
 def _read_file(config_path: str | os.PathLike[str] | None) -> tuple[str, dict[str, Any]]:

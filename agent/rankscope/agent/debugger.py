@@ -11,9 +11,12 @@ for batch in data:
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
+
+import torch
 
 from rankscope.agent.config import Config
 from rankscope.agent.errors import UsageError
@@ -67,9 +70,9 @@ class PrecisionDebugger:
         step: Any = None,
     ) -> PrecisionDebugger:
         if cls._instance is None:
-            config = Config.load(config_path, task, dump_path, level, step)
+            load = functools.partial(Config.load, config_path, task, dump_path, level, step)
             instance = super().__new__(cls)
-            instance._recording = Recording(config)
+            instance._recording = Recording(load(), load)
             atexit.register(instance._recording.close, "exit")
             cls._instance = instance
         return cls._instance
@@ -87,7 +90,7 @@ class PrecisionDebugger:
 
         `token_range` [a, b] limits recording to the model's calls a to b (from 0) after this start.
         `rank_id` says which rank this process is when its process group does not; the first start's
-        counts.
+        counts. `scheduled_tokens` is taken for msProbe's sake and changes nothing.
         """
         self._recording.start(model, token_range, rank_id)
 
@@ -102,3 +105,47 @@ class PrecisionDebugger:
         0.
         """
         self._recording.end_step()
+
+    @_OnInstanceOrClass
+    def save(self, variable: Any, name: str, save_backward: bool = True) -> None:
+        """Record one value at level debug: a tensor, int, float or str, or lists, tuples and dicts
+        of these; with `save_backward` also the gradients that its tensors will get in this step.
+        """
+        self._recording.save(variable, name, save_backward)
+
+    @_OnInstanceOrClass
+    def set_init_step(self, step: int) -> None:
+        """Count steps from this number; before the training loop."""
+        self._recording.set_init_step(step)
+
+    @_OnInstanceOrClass
+    def module_dump(self, module: torch.nn.Module, module_name: str) -> None:
+        """Until module_dump_end, record this module alone, as `Module.{module_name}.{Class}`."""
+        self._recording.module_dump(module, module_name)
+
+    @_OnInstanceOrClass
+    def module_dump_end(self) -> None:
+        """Record everything again."""
+        self._recording.module_dump_end()
+
+    @_OnInstanceOrClass
+    def register_custom_api(self, module: Any, api: str, api_prefix: str | None = None) -> None:
+        """Record calls of the function `api` of a module or class, as `{api_prefix}.{api}.{n}`; the
+        prefix is by default the module's name.
+        """
+        self._recording.custom.register(module, api, api_prefix)
+
+    @_OnInstanceOrClass
+    def restore_custom_api(self, module: Any, api: str) -> None:
+        """Record calls of the function no longer."""
+        self._recording.custom.restore(module, api)
+
+
+def module_dump(module: torch.nn.Module, module_name: str) -> None:
+    """PrecisionDebugger.module_dump."""
+    PrecisionDebugger.module_dump(module, module_name)
+
+
+def module_dump_end() -> None:
+    """PrecisionDebugger.module_dump_end."""
+    PrecisionDebugger.module_dump_end()

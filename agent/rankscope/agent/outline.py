@@ -183,10 +183,12 @@ class _Described(NamedTuple):
 def _build(tree: tuple[Any, ...]) -> bytes:
     """The serialized Outline of a tree: (part, name, node, name, node, ...)."""
     leaves: list[pb.LeafTemplate] = []
-    fields = {}
+    fields: Any = {}
     part = tree[0]
     for name, node in zip(tree[1::2], tree[2::2], strict=True):
-        if part:  # a parameter's gradient: a list of one, addressed by the parameter's name alone
+        if part == "save":  # no record with fields: the one value is all there is
+            fields = _number(node, part, "", leaves)
+        elif part:  # a parameter's gradient: a list of one, addressed by the parameter's name alone
             fields[name] = [_number(item, part, name, leaves) for item in node[1:]]
         else:
             fields[name] = _number(node, name, "", leaves)

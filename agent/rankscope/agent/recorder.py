@@ -27,6 +27,9 @@ NODE, INPUT, OUTPUT = pb.NODE, pb.INPUT, pb.OUTPUT
 API, MODULE, PARAMETERS_GRAD, SCOPE, SAVE = pb.API, pb.MODULE, pb.PARAMETERS_GRAD, pb.SCOPE, pb.SAVE
 FORWARD, BACKWARD = pb.FORWARD, pb.BACKWARD
 
+#: What the tables call the fields of a record, where it is not by their own names.
+_PARTS: dict[int, str] = {PARAMETERS_GRAD: "parameters_grad", SAVE: "save"}
+
 _now = time.time
 _COLUMNS = 8  # step, name, what, kind, direction, outline, parent, stack
 _Ints = npt.NDArray[np.int64]
@@ -81,7 +84,7 @@ class Recorder:
         if parts:
             tensors: list[TensorEntry] = []
             values: list[int] = []
-            part = "parameters_grad" if kind == PARAMETERS_GRAD else ""
+            part = _PARTS.get(kind, "")
             outline = self.outlines.scan(parts, part, tensors, values)
         capture, captured = self.capture, False
         if capture is not None and outline:

@@ -9,15 +9,17 @@ import sys
 import threading
 import uuid
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
 
 from rankscope.agent import hello as hello_message
-from rankscope.agent import identity
-from rankscope.agent.apis import ApiTable
+from rankscope.agent import identity, notices
 from rankscope.agent.capture import Capture
 from rankscope.agent.config import Config
+from rankscope.agent.config_watch import ConfigWatch
 from rankscope.agent.coordinates import coordinates
 from rankscope.agent.errors import UsageError
 from rankscope.agent.log import log
@@ -25,7 +27,9 @@ from rankscope.agent.recorder import Recorder
 from rankscope.agent.session import Session
 from rankscope.agent.taps import Taps
 from rankscope.agent.taps.modules import Model
+from rankscope.agent.taps.saves import Saves, is_savable
 from rankscope.agent.taps.tokens import TokenRange, check_token_range
+from rankscope.agent.taps.wrappers import CustomApis
 from rankscope.agent.transport import Transport, TransportConfig, signals
 from rankscope.agent.transport.tensor_files import TensorFiles
 from rankscope.v1 import collector_pb2 as pb
@@ -39,13 +43,20 @@ class Recording:
     time.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, reload: Callable[[], Config] | None = None) -> None:
+        """`reload` reads the configuration once more, for dump_enable."""
         self._config = config
         self._recorder = Recorder(
             "" if config.summary_mode == "statistics" else config.summary_mode, _capture(config)
         )
-        self._session = Session(config, ApiTable.load(), self._recorder)
+        self._session = Session(config, self._recorder)
         self._taps = Taps(self._session)
+        self._saves = Saves(self._session)
+        self.custom = CustomApis(self._session, config.custom_wrap_ops)
+        self.custom.register_listed(imports=False)
+        self._watch: ConfigWatch | None = None
+        if config.dump_enable is not None and config.path is not None and reload is not None:
+            self._watch = ConfigWatch(config.path, config.dump_enable, reload)
         self._lock = threading.RLock()
         self._started = False  # between the script's start() and stop()
         self._said: set[str] = set()
@@ -63,38 +74,38 @@ class Recording:
     def start(
         self, model: Model | None, token_range: list[int] | None, rank_id: int | None
     ) -> None:
-        self._check_start(model, token_range)
         with self._lock:
-            if self._closed or self._is_past_last_step():
-                return
-            if self._transport is None:
-                self._rank_id = rank_id
-            self._learn_rank()
-            if not self._wants_step():
+            self._look_at_config()
+            self._check_start(model, token_range)
+            if not self._may_record(rank_id):
                 return
             self._begin()
             self._started = True
-            if model is not None and self._session.watches_modules:
-                self._taps.watch(model)
+            self._watch_model(model)
             self._taps.start()
-            if token_range is not None:
-                self._tokens = TokenRange(self._session, model, *token_range)
+            self.custom.register_listed(imports=True)
+            self._count_tokens(model, token_range)
 
     def stop(self) -> None:
         with self._lock:
             if not self._started:
                 self._taps.stop()  # a stop inside a watched call left the mode for torch to put back
                 return
-            self._started = False
-            self._pause()
-            self._recorder.step_event(self._session.step, pb.StepEvent.PAUSE)
-            self._wake()
+            self._stop()
+            self._look_at_config()
+
+    def _stop(self) -> None:
+        self._started = False
+        self._pause()
+        self._recorder.step_event(self._session.step, pb.StepEvent.PAUSE)
+        self._wake()
 
     def end_step(self) -> None:
         with self._lock:
             session = self._session
             if session.recording_step:
                 self._taps.end_step()
+                self._say_what_is_missing()
                 session.recording_step = False
                 self._recorder.step_event(session.step, pb.StepEvent.END)
                 self._wake()
@@ -107,6 +118,59 @@ class Recording:
             else:
                 self._started = False
                 self._pause()
+            self._look_at_config()
+
+    def save(self, value: Any, name: str, with_gradients: bool) -> None:
+        """Record one value at level debug, and the gradients that its tensors will have."""
+        if not isinstance(name, str) or not name:
+            raise UsageError(f"save(..., {name!r}): the name must be a string that is not empty")
+        with self._lock:
+            if self._config.level != "debug":
+                self._say_once("warning", "save() records at level debug only; nothing is saved")
+            elif not is_savable(value):
+                self._say_once(
+                    "warning",
+                    f"save(..., {name!r}): nothing is saved; only tensors, int, float, str and "
+                    "lists, tuples and dicts (with string keys) of these can be",
+                )
+            elif self._may_record(None):
+                self._begin()
+                self._saves.save(value, name, with_gradients)
+
+    def set_init_step(self, step: int) -> None:
+        """The current step, which has recorded nothing yet, bears this number."""
+        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+            raise UsageError(f"set_init_step({step!r}): must be a whole number from 0")
+        with self._lock:
+            if self._session.recording_step:
+                raise UsageError(
+                    f"set_init_step({step}) inside step {self._session.step}: "
+                    "call it before the loop, or after step()"
+                )
+            self._session.clear_step()
+            self._session.step = step
+
+    def module_dump(self, module: nn.Module, name: str) -> None:
+        """Until `module_dump_end`, only this module is recorded."""
+        if not isinstance(module, nn.Module) or not isinstance(name, str) or not name:
+            raise UsageError(
+                f"module_dump({type(module).__name__}, {name!r}): "
+                "needs a torch.nn.Module and a name for it"
+            )
+        with self._lock:
+            if self._closed or self._config.level == "debug":
+                return
+            if not self._taps.dump_module(module, name):
+                self._say_once(
+                    "info",
+                    f"module_dump({name!r}) changes nothing: the module is recorded as a part of "
+                    "the model given to start()",
+                )
+
+    def module_dump_end(self) -> None:
+        """Everything is recorded again."""
+        with self._lock:
+            self._taps.end_dump()
 
     def close(self, reason: str, timeout_seconds: float | None = None) -> None:
         """The process ends: flush within the deadline, say goodbye. Safe to call twice and at any
@@ -117,12 +181,63 @@ class Recording:
                 return
             self._closed = True
             self._pause()
+            self._taps.end_dump()
+            self.custom.clear()
             transport = self._transport
         if transport is not None:
             self._update_rank()
             transport.close(reason, timeout_seconds or self._config.exit_seconds)
 
     # ---------------------------------------------------------------------------- step and filters
+
+    def _may_record(self, rank_id: int | None) -> bool:
+        """Whether this process records the current step; learns its rank on the way."""
+        if self._closed or self._is_past_last_step():
+            return False
+        if self._watch is not None and not self._watch.is_on:
+            return False
+        if self._transport is None:
+            self._rank_id = rank_id
+        if not self._session.recording_step or self._config.level != "debug":
+            self._learn_rank()
+        return self._wants_step()
+
+    def _watch_model(self, model: Model | None) -> None:
+        if model is not None and self._session.watches_modules:
+            self._taps.watch(model)
+
+    def _count_tokens(self, model: Model | None, token_range: list[int] | None) -> None:
+        if self._tokens is not None:
+            self._tokens.remove()
+            self._tokens = None
+        if token_range is not None:
+            self._tokens = TokenRange(self._session, model, *token_range)
+
+    def _look_at_config(self) -> None:
+        """Follow config.json, when dump_enable says so."""
+        if self._watch is None or self._closed:
+            return
+        config = self._watch.look(self._config)
+        if self._started and (not self._watch.is_on or config is not self._config):
+            self._stop()
+        if config is not self._config:
+            self._config = config
+            self._taps.stop()
+            self._session.configure(config)
+            self._taps = Taps(self._session)
+            if self._transport is not None:
+                self._recorder.recording_changed(hello_message.recording(config))
+
+    def _say_what_is_missing(self) -> None:
+        session = self._session
+        if session.selection is not None:
+            for text in notices.unused(session.step, session.selection.end_step()):
+                self._say_once("warning", text)
+        names, session.left_out = session.left_out, {}
+        if "left out" not in self._said and (self._rank is None or self._rank.rank == 0):
+            if text := notices.left_out(session.risk_level, names):
+                self._said.add("left out")
+                log("info", text)
 
     def _check_start(self, model: Model | None, token_range: list[int] | None) -> None:
         roots = model if isinstance(model, list | tuple) else [model]
@@ -147,14 +262,17 @@ class Recording:
             self._skip("step")
             return False
         if config.ranks is not None:
-            rank = self._rank.rank if self._rank is not None else None
-            if rank is None:
+            known = self._rank
+            rank = known.rank if known is not None else None
+            if known is None:
                 self._say_once(
                     "warning",
                     "nothing is recorded: config.json selects ranks "
                     f"{sorted(config.ranks)} and this process does not know its rank; "
                     "start after init_process_group, or pass start(rank_id=...)",
                 )
+            elif text := notices.ranks_outside(config.ranks, known.world_size):
+                self._say_once("warning", text)
             if rank not in config.ranks:
                 self._skip("rank")
                 return False
@@ -222,6 +340,7 @@ class Recording:
     def _wake(self) -> None:
         if self._transport is not None:
             self._transport.wake()
+            self._transport.throttle()
 
     def _learn_rank(self) -> None:
         """Look for the rank until a final source has told it, and for coordinates, which may be
@@ -322,4 +441,3 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork") and "rankscope.agent.recording" in sys.modules:
     os.register_at_fork(after_in_child=_after_fork)
-            self._transport.throttle()

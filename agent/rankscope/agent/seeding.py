@@ -21,7 +21,7 @@ from rankscope.agent.errors import ConfigError
 LARGEST_SEED = 2**32 - 1
 
 _DROPOUTS = ("dropout", "dropout2d", "dropout3d")
-_TORCH_RANDOM = (
+TORCH_RANDOM = (
     "bernoulli",
     "multinomial",
     "normal",
@@ -34,7 +34,7 @@ _TORCH_RANDOM = (
     "randn_like",
     "randperm",
 )
-_TENSOR_RANDOM = (
+TENSOR_RANDOM = (
     "bernoulli",
     "bernoulli_",
     "cauchy_",
@@ -121,7 +121,7 @@ def _repeat_from(seed: int) -> None:
         _replace(random, name, _starting_over(random.seed))
     for name in _drawing_functions(np.random):
         _replace(np.random, name, _starting_over(np.random.seed))
-    for owner, names in ((torch, _TORCH_RANDOM), (torch.Tensor, _TENSOR_RANDOM)):
+    for owner, names in ((torch, TORCH_RANDOM), (torch.Tensor, TENSOR_RANDOM)):
         for name in names:
             _replace(owner, name, _starting_over(_seed_torch))
 

@@ -7,6 +7,7 @@ with each step; several start/stop pairs inside one step go on counting.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import defaultdict
 from collections.abc import Callable
@@ -16,13 +17,16 @@ from typing import Any
 
 import torch
 
+from rankscope.agent import apis, ignore
 from rankscope.agent import recorder as rec
 from rankscope.agent.apis import Api, ApiTable
 from rankscope.agent.config import Config
+from rankscope.agent.ignore import Ignored, IgnoreRules
 from rankscope.agent.log import log
 from rankscope.agent.outline import Parts
 from rankscope.agent.recorder import Recorder
 from rankscope.agent.selection import Selection
+from rankscope.agent.slicing import cut
 
 _graph_task = torch._C._current_graph_task_id
 
@@ -41,8 +45,7 @@ class ThreadState(threading.local):
 class Session:
     """State of one debugger between its construction and the end of the process."""
 
-    def __init__(self, config: Config, apis: ApiTable, recorder: Recorder) -> None:
-        self.apis = apis
+    def __init__(self, config: Config, recorder: Recorder) -> None:
         self.recorder = recorder
         self.local = ThreadState()
         self.running = False  # between start() and stop()
@@ -78,6 +81,12 @@ class Session:
         name_id, names = self.recorder.name_id, self.recorder.names
         self.selection = Selection(config, name_id, names) if filtered else None
         self.risk_level = None if filtered or not self.watches_apis else config.risk_level
+        self.apis = ApiTable.load(config.apis or apis.DEFAULT_PATH, config.extras)
+        self.ignore = IgnoreRules.load(config.ignore or ignore.DEFAULT_PATH)
+        self.namespaces = {name: name for name in config.custom_op_namespaces}
+        self.namespaces |= self.apis.namespaces
+        #: What records of a function show; None: risk_level leaves them out.
+        self.shown = functools.cache(self._shown)
 
     def run(self, running: bool) -> None:
         """Switch recording on or off."""
@@ -186,6 +195,8 @@ class Session:
     ) -> None:
         """An event with data; the structure task has none."""
         if self.has_data:
+            if self.config.slices:
+                parts = tuple((part, cut(value, self.config.slices)) for part, value in parts)
             self.recorder.event(self.step, name, what, kind, direction, parent, stack, parts)
 
     def backward_parts(self, inputs: Any, outputs: Any) -> Parts:
@@ -198,12 +209,11 @@ class Session:
         parts = (("input", inputs),) if "input" in sides else ()
         return (*parts, ("output", outputs)) if "output" in sides else parts
 
-    def keeps_api(self, api: Api) -> bool:
-        """Whether risk_level keeps the records of a function."""
-        kept = self.apis.keeps(api, self.risk_level)
-        if not kept:
+    def _shown(self, api: Api) -> Ignored | None:
+        if not self.apis.keeps(api, self.risk_level):
             self.left_out[api.name] = None
-        return kept
+            return None
+        return self.ignore.of(api)
 
     def keeps(self, name: int) -> bool:
         """Whether scope and list keep the record of a call that is about to be made."""

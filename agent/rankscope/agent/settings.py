@@ -23,6 +23,19 @@ TASKS = (
     "exception_dump",
 )
 LEVELS = ("L0", "L1", "mix", "debug", "L2")
+#: Extras of apis.yaml.
+EXTRAS = (
+    "operators",
+    "views",
+    "writes",
+    "rms_norm",
+    "rnn",
+    "grouped_mm",
+    "fft",
+    "special",
+    "aten",
+    "functional_collectives",
+)
 PARTS = frozenset({"forward", "backward", "input", "output"})
 LARGEST_INDEX = 1_000_000
 
@@ -159,6 +172,24 @@ def slices(value: Any) -> tuple[dict[str, int], ...]:
     return tuple(value)
 
 
+def patterns(value: Any) -> tuple[str, ...]:
+    found = texts(value)
+    for entry in found:
+        pattern = re.fullmatch(r"name-regex\((.*)\)", entry, re.DOTALL)
+        try:
+            re.compile(pattern[1] if pattern else "")
+        except re.error as error:
+            raise ValueError(f"{show(entry)}: {error}") from None
+    return found
+
+
+def extras(value: Any) -> tuple[str, ...]:
+    found = texts(value)
+    if not set(found) <= set(EXTRAS):
+        raise ValueError
+    return found
+
+
 def mapping(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError
@@ -225,7 +256,13 @@ KEYS = (
 #: Keys inside the section named after the task: {"task": "statistics", "statistics": {...}}.
 SECTION_KEYS = (
     Key("scope", [], scope, "[] or a list of two record names", "first and last record to keep"),
-    Key("list", [], texts, _TEXTS, "keep records whose name contains one of these"),
+    Key(
+        "list",
+        [],
+        patterns,
+        _TEXTS,
+        "keep records whose name contains one of these, or is found by a name-regex(...)",
+    ),
     Key(
         "data_mode",
         ["all"],
@@ -311,17 +348,36 @@ SETTINGS = (
         "a number from 0",
         "longest wait at exit for the collector to have everything",
     ),
+    Key("apis", None, text, "a path", "own table of watched functions, in the form of apis.yaml"),
+    Key(
+        "extras",
+        [],
+        extras,
+        f"a list of {', '.join(EXTRAS)}",
+        "what msProbe never records and is watched all the same",
+    ),
+    Key(
+        "ignore",
+        None,
+        text,
+        "a path",
+        "own rules for inputs and outputs that are null, in the form of ignore.yaml",
+    ),
+    Key(
+        "custom_wrap_ops",
+        None,
+        text,
+        "a path",
+        "functions to watch: {module path: [names]}, as msProbe's custom_wrap_ops.yaml",
+    ),
 )
 
 #: What works in this version, in checked form, where that is less than what may be asked for.
 #: Later work widens or removes a row; a key without a row works with every allowed value.
 AVAILABLE: dict[str, tuple[Any, ...]] = {
     "task": ("statistics", "tensor", "structure"),
-    "level": ("L0", "L1", "mix"),
-    "dump_enable": (None,),
-    "custom_op_namespaces": (("_C_ascend",), ()),
+    "level": ("L0", "L1", "mix", "debug"),
     "load": (None,),
-    "slice": ((),),
     "request_id": (None,),
     "bench_path": (None,),
 }

@@ -25,7 +25,12 @@ FORMS = {
 NEEDS_VALUE = (pb.SCALAR, pb.VERBATIM)
 
 #: How a part is called in the name of a saved tensor; None leaves it out.
-_FILE_PARTS = {"input_args": "input", "input_kwargs": "kwargs", "parameters_grad": None}
+_FILE_PARTS = {
+    "input_args": "input",
+    "input_kwargs": "kwargs",
+    "parameters_grad": None,
+    "save": None,
+}
 _MAX_DIMENSIONS = 256
 _MAX_INT64 = 2**63 - 1
 _CACHED_BYTES = 4 * 1024

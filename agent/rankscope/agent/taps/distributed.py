@@ -19,26 +19,8 @@ import torch.distributed as dist
 
 from rankscope.agent import recorder as rec
 from rankscope.agent.apis import Api
+from rankscope.agent.ignore import Ignored
 from rankscope.agent.session import Session
-
-#: Position of the argument that a call fills and that holds nothing before.
-RECEIVES = {
-    "recv": 0,
-    "irecv": 0,
-    "all_gather": 0,
-    "gather": 1,
-    "scatter": 0,
-    "reduce_scatter": 0,
-    "_reduce_scatter_base": 0,
-    "_all_gather_base": 0,
-    "all_to_all_single": 0,
-    "all_to_all": 0,
-    "all_gather_into_tensor": 0,
-    "reduce_scatter_tensor": 0,
-}
-#: Position of the argument that is still in use when the call returns and that the call does not
-#: change.
-_SENDS = {"isend": 0}
 
 
 @dataclass
@@ -52,7 +34,7 @@ class _Call:
     step: int
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    sends: int | None
+    ignored: Ignored
     works: dict[int, Any] = field(default_factory=dict)
 
 
@@ -100,14 +82,13 @@ class DistributedTap:
 
     def _wrap(self, api: Api, function: Callable[..., Any]) -> Callable[..., Any]:
         session, local = self._session, self._session.local
-        masked = _positions(function, RECEIVES.get(api.name))
-        sends = _SENDS.get(api.name)
+        ignored = session.ignore.of(api).named(function)
 
         @functools.wraps(function)
         def collective(*args: Any, **kwargs: Any) -> Any:
             if local.api_open or not session.watching:
                 return function(*args, **kwargs)
-            call = self._input(api, masked, sends, args, kwargs)
+            call = self._input(api, ignored, args, kwargs)
             local.api_open = True
             try:
                 result = function(*args, **kwargs)
@@ -124,8 +105,7 @@ class DistributedTap:
     def _input(
         self,
         api: Api,
-        masked: tuple[int, str] | None,
-        sends: int | None,
+        ignored: Ignored,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> _Call | None:
@@ -136,14 +116,14 @@ class DistributedTap:
                 parent, kept = session.parent(), session.keeps(name)
                 stack = session.stack() if kept else 0
                 if kept and session.keeps_input:
-                    seen_args, seen_kwargs = _mask(args, kwargs, masked)
+                    seen_args, seen_kwargs = ignored.hide_inputs(args, kwargs)
                     parts = (
                         ("input_args", tuple(map(_hide_receives, seen_args))),
                         ("input_kwargs", {k: _hide_receives(v) for k, v in seen_kwargs.items()}),
                     )
                     session.event(name, rec.INPUT, rec.API, rec.FORWARD, parent, stack, parts)
                 kept = kept and session.keeps_output
-                return _Call(name, parent, stack, kept, session.step, args, kwargs, sends)
+                return _Call(name, parent, stack, kept, session.step, args, kwargs, ignored)
         except Exception as error:
             session.fault(f"the input of {api.stem}", error)
             return None
@@ -180,32 +160,12 @@ class DistributedTap:
         try:
             with torch._C.DisableTorchFunction():
                 values = [*call.args, *call.kwargs.values()]
-                if call.sends is not None and values:
-                    values[call.sends] = None
-                parts = (("output", values),)
+                parts = (("output", call.ignored.hide_outputs(values)),)
                 session.event(
                     call.name, rec.OUTPUT, rec.API, rec.FORWARD, call.parent, call.stack, parts
                 )
         except Exception as error:
             session.fault("the output of a collective", error)
-
-
-def _positions(function: Callable[..., Any], position: int | None) -> tuple[int, str] | None:
-    """(position, parameter name) of the argument that the call fills."""
-    if position is None:
-        return None
-    names = list(inspect.signature(function).parameters)
-    return (position, names[position]) if position < len(names) else (position, "")
-
-
-def _mask(
-    args: tuple[Any, ...], kwargs: dict[str, Any], masked: tuple[int, str] | None
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if masked is None:
-        return args, kwargs
-    position, name = masked
-    shown = tuple(None if i == position else value for i, value in enumerate(args))
-    return shown, {k: None if k == name else value for k, value in kwargs.items()}
 
 
 def _hide_receives(value: Any) -> Any:

@@ -18,12 +18,14 @@ from types import FrameType, FunctionType
 from typing import Any
 
 import torch
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.overrides import TorchFunctionMode
 
 from rankscope.agent import recorder as rec
 from rankscope.agent.apis import Api
+from rankscope.agent.ignore import Ignored
 from rankscope.agent.session import Session
-from rankscope.agent.taps import mode_stack, openbody, operators
+from rankscope.agent.taps import kernel_choice, mode_stack, openbody, operators
 from rankscope.agent.taps.api_backward import watch_backward
 from rankscope.agent.taps.callsite import Arguments, own_frame, written_arguments
 
@@ -38,6 +40,7 @@ class FunctionTap(TorchFunctionMode):
         self._session = session
         self._local = session.local
         self._apis = session.apis.functions()
+        self._namespaces = session.namespaces
         self._by_operator = operators.apis(session.apis)
         self._call = ApiCall(session)
         self._shims = operators.Shims(session, self._by_operator)
@@ -45,18 +48,24 @@ class FunctionTap(TorchFunctionMode):
     def start(self) -> None:
         """Watch this thread, and operators on all threads."""
         openbody.install()
+        kernel_choice.install(self)
         self._shims.install()
         self.enter_thread()
 
     def stop(self) -> None:
         self.leave_thread()
         self._shims.remove()
+        kernel_choice.remove(self)
 
     def enter_thread(self) -> None:
-        mode_stack.insert_at_bottom(self)
+        # While the handler runs the mode is off the stack, and torch puts it back afterwards.
+        if not self._local.api_open:
+            mode_stack.insert_at_bottom(self)
+        self._local.has_mode = True
 
     def leave_thread(self) -> None:
         mode_stack.remove(self)
+        self._local.has_mode = False
 
     def __torch_function__(
         self,
@@ -87,9 +96,22 @@ class FunctionTap(TorchFunctionMode):
             return self._call(api, func, args, kwargs, frame, (args, kwargs))
         if type(func) is FunctionType:
             body = openbody.open_body(func)
-            if body is not None:
+            if body is not None and not any(map(_overrides, types)):
                 return self._transparent(body, args, kwargs)
+        elif self._namespaces and isinstance(func, OpOverload | OpOverloadPacket):
+            api = self._operator(func)
+            if api is not None:
+                return self._call(api, func, args, kwargs, sys._getframe(1), (args, kwargs))
         return func(*args, **kwargs)
+
+    def _operator(self, func: Any) -> Api | None:
+        """The Api of an operator of a watched namespace of torch.ops."""
+        packet = func.overloadpacket if isinstance(func, OpOverload) else func
+        namespace, _, name = packet._qualified_op_name.partition("::")
+        prefix = self._namespaces.get(namespace)
+        if prefix is not None:
+            self._apis[func] = Api(prefix, name)
+        return self._apis.get(func)
 
     def _transparent(
         self, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -109,7 +131,6 @@ class ApiCall:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._recorder = session.recorder
-        self._keeps = functools.cache(session.keeps_api)
 
     def __call__(
         self,
@@ -125,10 +146,12 @@ class ApiCall:
         try:
             session.enter_forward()
             forward, backward = session.api_names(api.stem)
-            kept = self._keeps(api) and session.keeps(forward)
+            shown = session.shown(api)
+            kept = shown is not None and session.keeps(forward)
             stack = session.stack(frame) if kept else 0
             if kept and session.keeps_input:
-                parts = (("input_args", written[0]), ("input_kwargs", written[1]))
+                inputs = shown.hide_inputs(*written) if shown else written
+                parts = (("input_args", inputs[0]), ("input_kwargs", inputs[1]))
                 session.event(
                     forward, rec.INPUT, rec.API, rec.FORWARD, session.parent(), stack, parts
                 )
@@ -142,7 +165,7 @@ class ApiCall:
         finally:
             local.api_open = False
         try:
-            self._after(api, forward, backward, kept, stack, written, output)
+            self._after(api, forward, backward, shown, kept, stack, written, output)
         except Exception as error:
             session.fault(f"the output of {api.stem}", error)
         return output
@@ -152,6 +175,7 @@ class ApiCall:
         api: Api,
         forward: int,
         backward: int,
+        shown: Ignored | None,
         kept: bool,
         stack: int,
         written: Arguments,
@@ -159,13 +183,21 @@ class ApiCall:
     ) -> None:
         session = self._session
         parent = session.parent()
+        kept = kept and session.keeps_output
         if kept:
-            parts = (("output", as_output(output)),)
+            result = as_output(output)
+            parts = (("output", shown.hide_outputs(result) if shown else result),)
             session.event(forward, rec.OUTPUT, rec.API, rec.FORWARD, parent, stack, parts)
-        watch_backward(session, api, self._keeps(api), backward, parent, *written, output)
+        watch_backward(session, api, shown is not None, backward, parent, *written, output)
         session.complete_api(forward, rec.FORWARD, parent, stack, kept)
 
-        kept = kept and session.keeps_output
+
+@functools.cache
+def _overrides(kind: type) -> bool:
+    """Whether a tensor class of the user's answers for torch functions itself."""
+    own = getattr(getattr(kind, "__torch_function__", None), "__func__", None)
+    return own is not None and own is not torch.Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
+
 
 def as_output(output: Any) -> Any:
     """The value of a record's `output` field: a tuple as it is, anything else in a one-element

@@ -7,7 +7,8 @@ registered, so they see what the user's own hooks made of inputs and outputs.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from rankscope.agent import recorder as rec
 from rankscope.agent.session import Session
-from rankscope.agent.taps.functions import as_output
+from rankscope.agent.taps.functions import FunctionTap, as_output
 from rankscope.agent.taps.module_backward import Edge, ModuleBackward, Producer, gradient_edges
 from rankscope.agent.taps.parameters import ParameterGradients
 
@@ -38,19 +39,21 @@ class _Call:
     raised_before: BaseException | None
     producers: dict[Node, Producer]  # of all calls inside the outermost one
     edges: list[Edge] = field(default_factory=list)
+    brought_mode: bool = False  # this call put the function tap on its thread
 
 
 class ModuleTap:
     """Records the modules below the models given to `start`."""
 
-    def __init__(
-        self, session: Session, on_outermost: Callable[[bool], None] | None = None
-    ) -> None:
+    def __init__(self, session: Session, functions: FunctionTap | None = None) -> None:
         self._session = session
+        self._functions = functions
         self._backward = ModuleBackward(session)
         self._parameters = ParameterGradients(session)
         self._handles: list[RemovableHandle] = []
         self._hooked: set[tuple[int, type]] = set()
+        self._dumped: list[RemovableHandle] = []
+        self._dumped_stems: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
 
     def start(self, model: Model) -> None:
         """Hook the modules below `model`; those of earlier models stay hooked until `stop`."""
@@ -62,9 +65,7 @@ class ModuleTap:
     def _hook(self, module: nn.Module, hooks: _Hooks) -> None:
         if (key := (id(module), type(hooks))) not in self._hooked:
             self._hooked.add(key)
-            before = module.register_forward_pre_hook(hooks.before, with_kwargs=True)
-            after = module.register_forward_hook(hooks.after, with_kwargs=True, always_call=True)
-            self._handles += [before, after]
+            self._handles += hooks.register(module)
 
     def stop(self) -> None:
         for handle in self._handles:
@@ -72,12 +73,48 @@ class ModuleTap:
         self._handles.clear()
         self._hooked.clear()
         self._parameters.stop()
+        # Calls that are open now will not be seen to end.
+        self._session.local.frames.clear()
+        self._session.local.modules.clear()
+
+    def dump(self, module: nn.Module, name: str) -> bool:
+        """Hook one module as `Module.{name}.{Class}` until `end_dump`; a module keeps the name of
+        its first time. False when it is hooked as a part of a model.
+        """
+        if (id(module), _Hooks) in self._hooked:
+            return False
+        stem = f"Module.{name}.{type(module).__name__}"
+        hooks = _DumpHooks(self, self._dumped_stems.setdefault(module, stem))
+        self._dumped += hooks.register(module)
+        return True
+
+    def end_dump(self) -> None:
+        for handle in self._dumped:
+            handle.remove()
+        self._dumped.clear()
 
     def end_step(self) -> None:
         """The step is over: passes that are still open write what they have."""
         self._backward.end_step()
 
     # --------------------------------------------------------------------------------------- hooks
+
+    def enter_root(self, module: nn.Module) -> None:
+        """A model is called: it has no record, but it bounds what the calls inside share."""
+        self._open(_Call(module, 0, 0, 0, 0, (0, 0), None, {}))
+
+    def leave_root(self, module: nn.Module) -> None:
+        self._close(module)
+
+    def _open(self, call: _Call) -> None:
+        """Enter a call. A thread that was alive before the start is watched from its outermost call
+        to the end of that.
+        """
+        local = self._session.local
+        if self._functions is not None and not local.frames and not local.has_mode:
+            self._functions.enter_thread()
+            call.brought_mode = True
+        local.frames.append(call)
 
     def before(self, stem: str, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         session = self._session
@@ -93,8 +130,8 @@ class ModuleTap:
         producers = frames[-1].producers if frames else {}
         began, raised = self._backward.begin(), sys.exc_info()[1]
         call = _Call(module, forward, backward, parent, stack, began, raised, producers)
+        self._open(call)
         session.local.modules.append(forward)
-        frames.append(call)
         if torch.is_grad_enabled():
             tensors = [*tensors_in(args), *tensors_in(kwargs)]
             call.edges = gradient_edges(t for t in tensors if t.requires_grad)
@@ -109,6 +146,7 @@ class ModuleTap:
         call = self._close(module)
         if call is None:
             return
+        kept = session.leaves(call.forward)
         error = sys.exc_info()[1]
         raised = output is None and error is not None and error is not call.raised_before
         # A recomputation that stops early is no failure: the record is complete, with nothing as
@@ -130,13 +168,14 @@ class ModuleTap:
                 session.mirrors[call.forward] = call.backward
         session.flush_nodes()
 
-        kept = session.leaves(call.forward)
     def _close(self, module: nn.Module) -> _Call | None:
         """The open call of `module`, with every call above it that never came to its end."""
         local = self._session.local
         for index in range(len(local.frames) - 1, -1, -1):
             if local.frames[index].module is module:
                 call: _Call = local.frames[index]
+                if local.frames[0].brought_mode and self._functions is not None and not index:
+                    self._functions.leave_thread()
                 del local.frames[index:]
                 if call.forward in local.modules:  # a root has no record
                     del local.modules[local.modules.index(call.forward) :]
@@ -151,9 +190,17 @@ class _Hooks:
         self._tap = tap
         self._stem = stem
 
+    def register(self, module: nn.Module) -> list[RemovableHandle]:
+        before = module.register_forward_pre_hook(self.before, with_kwargs=True)
+        after = module.register_forward_hook(self.after, with_kwargs=True, always_call=True)
+        return [before, after]
+
     def before(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        if not self._tap._session.running:
-            return
+        session = self._tap._session
+        if session.running and not session.muted:
+            self.enter(module, args, kwargs)
+
+    def enter(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         try:
             with torch._C.DisableTorchFunction():
                 self._tap.before(self._stem, module, args, kwargs)
@@ -170,20 +217,25 @@ class _Hooks:
             self._tap._session.fault(f"the output of {self._stem}", error)
 
 
+class _DumpHooks(_Hooks):
+    """The hooks of a module given to module_dump()."""
+
+    def before(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        if self._tap._session.running:
+            self.enter(module, args, kwargs)
+
+
 class _RootHooks(_Hooks):
-    """A model given to start() has no record of its own; its call only bounds what the calls inside
-    share.
-    """
+    """The hooks of a model given to start()."""
 
     def __init__(self, tap: ModuleTap) -> None:
         super().__init__(tap, "the model")
 
     def before(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        frames = self._tap._session.local.frames
-        frames.append(_Call(module, 0, 0, 0, 0, (0, 0), None, {}))
+        self._tap.enter_root(module)
 
     def after(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        self._tap._close(module)
+        self._tap.leave_root(module)
 
 
 def named_modules(model: Model) -> Iterator[tuple[str, nn.Module]]:

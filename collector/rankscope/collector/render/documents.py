@@ -112,7 +112,7 @@ def _data(events: Sequence[_Event], entries: Sequence[Any]) -> dict[str, Any]:
             continue
         fields = _filled(event, entries)
         if event.kind == "save":
-            data[event.record] = fields
+            data[event.record] = _merged(data.get(event.record), fields)
             continue
         if not isinstance(fields, dict):
             raise ValueError(f"{event.record}: an event of kind {event.kind} must add named fields")
@@ -121,6 +121,15 @@ def _data(events: Sequence[_Event], entries: Sequence[Any]) -> dict[str, Any]:
         record.update(fields)
         data[event.record] = record
     return data
+
+
+def _merged(known: Any, news: Any) -> Any:
+    """Two values of one shape, the newer one where it is not null."""
+    if isinstance(known, dict) and isinstance(news, dict) and known.keys() == news.keys():
+        return {key: _merged(known[key], news[key]) for key in known}
+    if isinstance(known, list) and isinstance(news, list) and len(known) == len(news):
+        return [_merged(*pair) for pair in zip(known, news, strict=True)]
+    return known if news is None else news
 
 
 def _filled(event: _Event, entries: Sequence[Any]) -> Any:

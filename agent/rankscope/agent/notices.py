@@ -1,0 +1,35 @@
+"""What a user is told about records that are not there, in one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+_MOST_NAMES = 8
+
+
+def left_out(risk_level: str | None, names: Collection[str]) -> str:
+    """What risk_level has left out; "" when nothing."""
+    if not names:
+        return ""
+    shown = ", ".join(sorted(names)[:_MOST_NAMES])
+    more = len(names) - _MOST_NAMES
+    rest = f" and {more} more" if more > 0 else ""
+    return (
+        f"risk_level {risk_level} leaves out calls of {shown}{rest}; "
+        '"risk_level": "ALL" records everything'
+    )
+
+
+def unused(step: int, filters: Iterable[str]) -> list[str]:
+    """Filters that no record of a step has met."""
+    return [f"{text} is the name of no record of step {step}" for text in filters]
+
+
+def ranks_outside(ranks: Collection[int], world_size: int) -> str:
+    """That no rank of the job is selected; "" when one is."""
+    if not world_size or min(ranks) < world_size:
+        return ""
+    return (
+        f"nothing is recorded: config.json selects ranks {sorted(ranks)} "
+        f"and the job has ranks 0 to {world_size - 1}"
+    )
