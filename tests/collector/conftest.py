@@ -8,6 +8,8 @@ import pytest
 from deltalake import write_deltalake
 
 from rankscope.collector import schema
+from rankscope.collector.config import Config
+from rankscope.collector.runs import RunService
 
 
 def _table(rows, of):
@@ -106,3 +108,19 @@ def rows():
 def store(tmp_path):
     """An empty run in a folder of its own."""
     return Store(tmp_path / "run")
+
+
+@pytest.fixture
+def open_run(tmp_path):
+    """Opens the run, again if asked for; closes it at the end."""
+    opened = []
+
+    def start(**options):
+        for service in opened:
+            service.close()
+        opened[:] = [RunService(tmp_path / "run", "test", Config(**options), "0")]
+        return opened[0]
+
+    yield start
+    for service in opened:
+        service.close()

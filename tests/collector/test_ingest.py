@@ -3,83 +3,15 @@
 import json
 import shutil
 import time
-import zlib
 
-import pytest
 from batches import linear_batch
-from fake_agent import goodbye, hello, step_batch, wait_for
+from fake_agent import hello, step_batch, wait_for
+from one_run import Client, Recorder, events
 
 from rankscope.collector.config import Config
-from rankscope.collector.runs import Runs, RunService
+from rankscope.collector.runs import Runs
 from rankscope.collector.store import RunStore, StoreUnavailable, open_readonly
 from rankscope.v1 import collector_pb2 as pb
-
-
-class Recorder:
-    """A session that keeps what it is sent."""
-
-    def __init__(self):
-        self.got, self.closed, self.released = [], False, 0
-
-    def send(self, message):
-        self.got.append(message)
-
-    def close(self):
-        self.closed = True
-
-    def release(self, size):
-        self.released += size
-
-    def all(self, kind):
-        return [getattr(m, kind) for m in self.got if m.HasField(kind)]
-
-    def durable(self):
-        return max((ack.durable_sequence for ack in self.all("ack")), default=0)
-
-
-class Client:
-    """A process that streams into a service."""
-
-    def __init__(self, service, said):
-        self.service, self.hello, self.session = service, said, Recorder()
-        self.sequence = 0
-        committer = service.committer
-        committer.post(lambda: committer.hello(said, self.session))
-        wait_for(lambda: self.session.all("welcome"))
-
-    def send(self, batch):
-        self.sequence += 1
-        payload = batch.SerializeToString()
-        sent = pb.SequencedBatch(sequence=self.sequence, payload=payload, crc32=zlib.crc32(payload))
-        committer = self.service.committer
-        committer.post(lambda: committer.batch(self.hello.process_uuid, sent, self.session))
-
-    def wait_durable(self):
-        wait_for(lambda: self.session.durable() == self.sequence)
-
-    def farewell(self):
-        self.send(goodbye())
-        return wait_for(lambda: self.session.all("farewell"))[0]
-
-
-@pytest.fixture
-def open_run(tmp_path):
-    """Opens the run, again if asked for; closes it at the end."""
-    opened = []
-
-    def start(**options):
-        for service in opened:
-            service.close()
-        opened[:] = [RunService(tmp_path / "run", "test", Config(**options), "0")]
-        return opened[0]
-
-    yield start
-    for service in opened:
-        service.close()
-
-
-def events(run, kind):
-    return [row for row in open_readonly(run).steps_rows().to_pylist() if row["event"] == kind]
 
 
 def test_goodbye_does_not_wait_for_the_interval(open_run):

@@ -45,9 +45,11 @@ def test_every_dtype_and_shape_is_read_back_bit_for_bit(dtype: torch.dtype) -> N
         for offset in (None, LARGE_OFFSET):
             head, tail = around(str(dtype), shape, len(data), zlib.crc32(data), offset)
             loaded = torch.load(io.BytesIO(head + data + tail), weights_only=True)
-            assert type(loaded) is torch.Tensor and not loaded.requires_grad
+            assert type(loaded) is torch.Tensor
+            assert not loaded.requires_grad
             assert (loaded.dtype, tuple(loaded.shape)) == (dtype, shape)
-            assert loaded.is_contiguous() and loaded.untyped_storage().nbytes() == len(data)
+            assert loaded.is_contiguous()
+            assert loaded.untyped_storage().nbytes() == len(data)
             assert raw(loaded) == data
 
 
@@ -59,7 +61,8 @@ def test_the_archive_is_sound_and_the_data_stands_where_it_was_asked_for() -> No
         assert archive.testzip() is None
         assert archive.read("archive/data/0") == data
     small, _ = around("torch.float32", (1024,), len(data), zlib.crc32(data))
-    assert len(small) % 64 == 0 and len(small) < 1024
+    assert len(small) % 64 == 0
+    assert len(small) < 1024
 
 
 def test_more_than_4_gib_have_the_large_form(tmp_path: Path) -> None:
@@ -74,7 +77,8 @@ def test_more_than_4_gib_have_the_large_form(tmp_path: Path) -> None:
         member = archive.getinfo("archive/data/0")
         assert (member.file_size, member.compress_size) == (size, size)
     loaded = torch.load(path, weights_only=True, mmap=True)
-    assert loaded.shape == (size,) and loaded[-1] == 0
+    assert loaded.shape == (size,)
+    assert loaded[-1] == 0
 
 
 def test_too_many_dimensions_for_the_room_are_refused() -> None:

@@ -49,6 +49,9 @@ def serve(
             "--split-replicas", help="Groups that number their ranks independently get own ranks."
         ),
     ] = _DEFAULTS.split_replicas,
+    tensors: Annotated[
+        str, typer.Option(help="auto: read this host's spools; stream: have all tensors sent.")
+    ] = _DEFAULTS.tensors,
     layout_max_processes: Annotated[
         int, typer.Option(help="A run with more processes is written on demand.")
     ] = _DEFAULTS.layout_max_processes,
