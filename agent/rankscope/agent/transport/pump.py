@@ -33,6 +33,8 @@ class _Ticket:
     def __init__(self, timeout_seconds: float, goodbye: str | None = None) -> None:
         self.began = time.monotonic()
         self.deadline = self.began + timeout_seconds
+        self.timeout_seconds = timeout_seconds
+        self.progress = (0, 0)
         self.goodbye = goodbye
         self.target: int | None = None
         self._reached = False
@@ -121,18 +123,23 @@ class Transport:
         """Send the rest and a goodbye, wait until it is durable and the layout stands, then end.
 
         After `timeout_seconds` (default: the config's `exit_seconds`) what is left stays in the
-        spool and one line says how to deliver it. A later call returns the first one's result.
+        spool and one line says how to deliver it. At a normal end ("exit") whole tensors are waited
+        for as long as the collector takes some of them in that time. A later call returns the first
+        one's result.
         """
         if self._inert or self._result is not None:
             return self._result or CloseResult(complete=False, farewell=False)
         if timeout_seconds is None:
             timeout_seconds = self._config.exit_seconds
         ticket = _Ticket(timeout_seconds, goodbye_reason)
+        self._backlog.hurry = True
         if self._is_running():
             self._inbox.put(ticket)
-            ticket.wait(timeout_seconds + 1.0)  # beyond its own deadline only a hanging disk
+            # The pump may put the deadline off; beyond it only a hanging disk is waited for.
+            while not ticket.wait(ticket.deadline + 1.0 - time.monotonic()):
+                if self._result is not None or time.monotonic() > ticket.deadline + 0.9:
+                    break
         else:
-        self._backlog.hurry = True
             self._tickets.append(ticket)
             self._admit_tickets()
             self._end(ticket)
@@ -263,6 +270,8 @@ class Transport:
                 if ticket.goodbye is not None and not self._is_closing():
                     self._backlog.add_goodbye(ticket.goodbye)  # takes what came meanwhile, too
                 ticket.target = self._backlog.last_sequence
+                if self._sender is not None:
+                    ticket.progress = (self._sender.acked_sequence, self._sender.sent[1])
         if self._sender is not None:
             self._sender.nudge()
 
@@ -281,13 +290,29 @@ class Transport:
 
     def _is_over(self, ticket: _Ticket, reached: bool, now: float) -> bool:
         sender = self._sender
-        if now >= ticket.deadline or sender is None:
+        if sender is None or now >= ticket.deadline and not self._put_off(ticket, now):
+            return True
+        if not sender.is_running:  # nothing will be heard any more
             return True
         if reached:
             return sender.goodbye_answer is not None
         if sender.welcome is not None:
             return False
         return now - ticket.began >= self._locator.exit_patience_seconds
+
+    def _put_off(self, ticket: _Ticket, now: float) -> bool:
+        """Give tensors more time while the collector gets on with them."""
+        spool, sender = self._backlog.spool, self._sender
+        if ticket.goodbye != "exit" or spool is None or sender is None:
+            return False
+        if spool.tensors is None or not spool.tensors.size_bytes or not sender.connected:
+            return False
+        progress = (sender.acked_sequence, sender.sent[1])
+        if progress == ticket.progress:
+            return False
+        ticket.progress = progress
+        ticket.deadline = now + ticket.timeout_seconds
+        return True
 
     def _end(self, ticket: _Ticket) -> None:
         sender = self._sender
