@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
+from rankscope.agent import config as config_module
 from rankscope.agent.config import Config
 from rankscope.agent.errors import ConfigError, NotAvailableError
-from rankscope.agent.settings import KEYS, LEVELS, PARTS, SECTION_KEYS, SETTINGS, TASKS, show
+from rankscope.agent.settings import KEYS, PARTS, SECTION_KEYS, SETTINGS, show
+
+SHIPPED = Path(config_module.__file__).parent
 
 
 def load(tmp_path: Path, content: Any, **arguments: Any) -> Config:
@@ -40,9 +43,30 @@ GOOD = [
     ("", "risk_level", "CORE", "risk_level", "CORE"),
     ("", "risk_level", None, "risk_level", "ALL"),
     ("", "risk_level", "", "risk_level", "ALL"),
+    ("", "task", "nan_check", "task", "nan_check"),
+    ("", "task", "overflow_check", "task", "overflow_check"),
+    ("", "task", "acc_check", "task", "tensor"),
+    ("", "level", "debug", "level", "debug"),
     ("", "dump_enable", None, "dump_enable", None),
+    ("", "dump_enable", True, "dump_enable", True),
+    ("", "custom_op_namespaces", None, "custom_op_namespaces", ("_C_ascend",)),
+    ("", "custom_op_namespaces", ["mine"], "custom_op_namespaces", ("mine",)),
     ("statistics", "scope", [], "scope", ()),
+    ("statistics", "scope", ["Torch.a.0.forward", "b"], "scope", ("Torch.a.0.forward", "b")),
     ("statistics", "list", [], "list", ()),
+    ("statistics", "list", ["relu", "name-regex(l.*r)"], "list", ("relu", "name-regex(l.*r)")),
+    ("statistics", "data_mode", ["forward"], "data_mode", PARTS - {"backward"}),
+    ("statistics", "data_mode", ["backward", "input"], "data_mode", PARTS - {"forward", "output"}),
+    ("statistics", "summary_mode", "md5", "summary_mode", "md5"),
+    ("statistics", "summary_mode", "xor", "summary_mode", "xor"),
+    ("statistics", "slice", None, "slices", ()),
+    (
+        "statistics",
+        "slice",
+        [{"dim": 0, "begin": 0, "end": 2}],
+        "slices",
+        ({"dim": 0, "begin": 0, "end": 2},),
+    ),
     ("statistics", "tensor_list", ["relu"], "tensor_list", ("relu",)),
     ("statistics", "data_mode", [], "data_mode", PARTS),
     ("statistics", "data_mode", ["all"], "data_mode", PARTS),
@@ -59,6 +83,11 @@ GOOD = [
     ("rankscope", "block_seconds", 0, "block_seconds", 0.0),
     ("rankscope", "flush_seconds", 1.5, "flush_seconds", 1.5),
     ("rankscope", "exit_seconds", 30, "exit_seconds", 30.0),
+    ("rankscope", "apis", None, "apis", None),
+    ("rankscope", "apis", str(SHIPPED / "apis.yaml"), "apis", SHIPPED / "apis.yaml"),
+    ("rankscope", "ignore", str(SHIPPED / "ignore.yaml"), "ignore", SHIPPED / "ignore.yaml"),
+    ("rankscope", "extras", ["rnn", "operators"], "extras", ("rnn", "operators")),
+    ("rankscope", "custom_wrap_ops", None, "custom_wrap_ops", {}),
 ]
 
 
@@ -100,6 +129,7 @@ BAD = [
     ("statistics", "scope", ["one"], "two record names"),
     ("statistics", "list", "relu", "a list of strings"),
     ("statistics", "list", [1], "a list of strings"),
+    ("statistics", "list", ["name-regex([)"], "a list of strings"),
     ("statistics", "data_mode", ["sideways"], "forward, backward, input, output"),
     ("statistics", "data_mode", ["all", "input"], "forward, backward, input, output"),
     ("statistics", "data_mode", "all", "forward, backward, input, output"),
@@ -123,6 +153,11 @@ BAD = [
     ("rankscope", "block_seconds", -1, "a number from 0"),
     ("rankscope", "flush_seconds", 0, "a number from 0.01"),
     ("rankscope", "exit_seconds", True, "a number from 0"),
+    ("rankscope", "apis", 3, "a path"),
+    ("rankscope", "ignore", {}, "a path"),
+    ("rankscope", "custom_wrap_ops", ["a"], "a path"),
+    ("rankscope", "extras", ["lstm"], "operators, views"),
+    ("rankscope", "extras", "rnn", "a list of operators"),
 ]
 
 
@@ -148,8 +183,10 @@ def test_every_key_has_bad_values_here() -> None:
 
 #: Valid in msProbe, not built here yet: refused aloud, never ignored.
 NOT_YET = [
-    *(("", "task", task) for task in TASKS if task not in ("statistics", "tensor", "structure")),
-    *(("", "level", level) for level in LEVELS if level in ("debug", "L2")),
+    ("", "task", "diff_check"),
+    ("", "task", "exception_dump"),
+    ("", "level", "L2"),
+    ("statistics", "request_id", "7"),
 ]
 
 
@@ -157,8 +194,31 @@ NOT_YET = [
 def test_what_is_not_built_is_refused(tmp_path: Path, section: str, key: str, value: Any) -> None:
     with pytest.raises(NotAvailableError, match="not available in this version; available: ") as e:
         load(tmp_path, at(section, key, value))
-    assert str(e.value).startswith(f"{key} in ")
+    assert str(e.value).startswith(f"{section}.{key} in " if section else f"{key} in ")
     assert repr(value) in str(e.value)
+
+
+@pytest.mark.parametrize("key", ["apis", "ignore", "custom_wrap_ops"])
+def test_a_file_that_is_not_there(tmp_path: Path, key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^rankscope\.{key}: '/no/such\.yaml' is no file"):
+        load(tmp_path, {"rankscope": {key: "/no/such.yaml"}})
+
+
+def test_custom_wrap_ops(tmp_path: Path) -> None:
+    listed = tmp_path / "ops.yaml"
+    listed.write_text("__main__:\n  - add_and_mul\na.b: [f, g]\n")
+    config = load(tmp_path, {"rankscope": {"custom_wrap_ops": str(listed)}})
+    assert config.custom_wrap_ops == {"__main__": ("add_and_mul",), "a.b": ("f", "g")}
+    for text, found in (("a-b: [f]", "'a-b'"), ("a: [f g]", "'f g'"), ("a: 3", "cannot be read")):
+        listed.write_text(text)
+        with pytest.raises(ConfigError, match=f"{found}.*allowed: .module path: .names"):
+            load(tmp_path, {"rankscope": {"custom_wrap_ops": str(listed)}})
+
+
+def test_overflow_needs_statistics(tmp_path: Path) -> None:
+    for task in ("nan_check", "overflow_check"):
+        config = load(tmp_path, {"task": task, task: {"summary_mode": "xor"}})
+        assert config.summary_mode == "statistics"
 
 
 def test_structure_is_recorded_with_modules(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ class Config:
     """One checked configuration, made by `load`; nothing else reads config.json."""
 
     task: str
+    """As dump.json names it: acc_check records what task tensor does."""
     level: str
     """As dump.json names it: task structure turns L1 into mix."""
     dump_path: Path
@@ -102,6 +103,9 @@ class Config:
         raw = {**top.raw, "level": level, name: section.raw, "rankscope": settings.raw}
         path = None if config_path is None else Path(config_path).absolute()
         values = {**top.values, **section.values, **settings.values, "level": level, "path": path}
+        values["task"] = "tensor" if name == "acc_check" else name
+        if name in ("nan_check", "overflow_check"):  # they rest on the counts of NaN and infinity
+            values["summary_mode"] = "statistics"
         return cls._from_values(values, raw)
 
     @classmethod

@@ -375,7 +375,7 @@ SETTINGS = (
 #: What works in this version, in checked form, where that is less than what may be asked for.
 #: Later work widens or removes a row; a key without a row works with every allowed value.
 AVAILABLE: dict[str, tuple[Any, ...]] = {
-    "task": ("statistics", "tensor", "structure"),
+    "task": ("statistics", "tensor", "structure", "acc_check", "overflow_check", "nan_check"),
     "level": ("L0", "L1", "mix", "debug"),
     "load": (None,),
     "request_id": (None,),

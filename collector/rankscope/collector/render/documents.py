@@ -66,8 +66,11 @@ def render(
     nodes = columns.ordered(nodes, EVENT_COLUMNS, ["seq"])
     records = columns.ordered(records, ["seq", "leaf", *leaves.COLUMNS], ["seq", "leaf"])
     events = _events(nodes, records)
-    entries = leaves.entries(records, header.summary_mode, header.precision == "high")
+    mode = header.task if header.task == "nan_check" else header.summary_mode
+    entries = leaves.entries(records, mode, header.precision == "high")
     data = _data(events, entries)
+    if header.task == "overflow_check":
+        data = _overflowing(data, events, leaves.not_finite(records))
     head = {
         "task": header.task,
         "level": header.level,
@@ -121,6 +124,14 @@ def _data(events: Sequence[_Event], entries: Sequence[Any]) -> dict[str, Any]:
         record.update(fields)
         data[event.record] = record
     return data
+
+
+def _overflowing(
+    data: dict[str, Any], events: Sequence[_Event], not_finite: Sequence[int]
+) -> dict[str, Any]:
+    """The records in which a tensor holds NaN or infinity."""
+    found = {event.record for event in events if any(not_finite[event.first_leaf : event.end_leaf])}
+    return {name: record for name, record in data.items() if name in found}
 
 
 def _merged(known: Any, news: Any) -> Any:

@@ -11,11 +11,14 @@ import pyarrow as pa
 from . import columns, statistics
 
 COLUMNS = ["form", "type", "dtype", "shape", "requires_grad", *statistics.KEYS]
-COLUMNS += ["checksum", "data_name", "value", "extra"]
+COLUMNS += ["checksum", "data_name", "value", "extra", "nan_count", "inf_count"]
 
 
 def entries(rows: pa.Table, summary_mode: str, high_precision: bool) -> list[Any]:
-    """The entry of each row, in order; equal rows may share one, so none is to be changed."""
+    """The entry of each row, in order; equal rows may share one, so none is to be changed.
+
+    `summary_mode` "nan_check" stands for the task of that name: tensors have `is_nan` alone.
+    """
     forms = columns.texts(rows, "form")
     values = columns.texts(rows, "value")
     types = columns.texts(rows, "type")
@@ -69,6 +72,8 @@ def _tensors(
         checksums,
         strict=True,
     )
+    if summary_mode == "nan_check":
+        return _with_is_nan(heads, not_finite(rows), tails)
     if summary_mode == "xor":
         return _with_checksums(heads, tails)
     overrides = [
@@ -105,6 +110,28 @@ def _with_statistics(
             _add(entry, extra, name)
         if with_checksum:
             entry["md5"] = checksum
+        yield entry
+
+
+def not_finite(rows: pa.Table) -> list[int]:
+    """Of each row: whether it is a tensor that holds NaN or infinity, as 0 or 1."""
+    counts = [columns.numbers(rows, name)[0] for name in ("nan_count", "inf_count")]
+    flags: list[int] = (np.nan_to_num(sum(counts)) > 0).astype(int).tolist()
+    return flags
+
+
+def _with_is_nan(
+    heads: Iterable[Any], flags: Iterable[int], tails: Iterable[Any]
+) -> Iterable[dict[str, Any]]:
+    for (kind, dtype, shape), flag, (grad, extra, name, _) in zip(heads, flags, tails, strict=True):
+        entry = {
+            "type": kind,
+            "dtype": dtype,
+            "shape": shape,
+            "is_nan": flag,
+            "requires_grad": grad,
+        }
+        _add(entry, extra, name)
         yield entry
 
 
