@@ -181,6 +181,39 @@ INSTANCES = {
         process("b", run_key="x", delivered_later=True),
         None,
     ),
+    "a slow one, after a quick one left": (
+        [process("a", rank=0, world_size=2), ("left", "a")],
+        process("b", rank=1, world_size=2),
+        "a",
+    ),
+    "a slow one on another host": (
+        [process("a", rank=0, world_size=2, parent_pid=5), ("left", "a")],
+        process("b", rank=1, world_size=2, parent_pid=6, **other),
+        "a",
+    ),
+    "the next launch, by another parent": (
+        [process("a", rank=0, world_size=2, parent_pid=5), ("left", "a")],
+        process("b", rank=1, world_size=2, parent_pid=6),
+        None,
+    ),
+    "the next launch, of a rank that was there": (
+        [
+            *(process("a", rank=0, world_size=2), process("k", rank=1, world_size=2)),
+            *(("left", "a"), ("left", "k")),
+        ],
+        process("b", rank=1, world_size=2),
+        None,
+    ),
+    "the next launch, of another size": (
+        [process("a", rank=0, world_size=2), ("left", "a")],
+        process("b", rank=1, world_size=4),
+        None,
+    ),
+    "a slow one whose fellows have no rank": (
+        [process("a"), ("left", "a")],
+        process("b", rank=1, world_size=2),
+        None,
+    ),
     "the newest of several": (
         [process("a"), ("lost", "a"), process("b"), ("lost", "b")],
         process("c", attempt=1),

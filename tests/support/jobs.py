@@ -44,10 +44,12 @@ def environment(**more):
     return kept | {"OMP_NUM_THREADS": "1"} | more
 
 
-def start(script, *arguments, folder, ranks=0, config=None, daemon=None, **variables):
+def start(
+    script, *arguments, folder, ranks=0, restarts=0, under=(), config=None, daemon=None, **variables
+):
     """Start a script with config.json as its first argument.
 
-    `ranks` > 0 means torchrun. With a daemon the layout lies in its store, under the name of
+    `ranks` > 0 means torchrun, which may restart them; `under` is a command that starts it. With a daemon the layout lies in its store, under the name of
     `folder`; without one in `folder`/dump.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -59,9 +61,10 @@ def start(script, *arguments, folder, ranks=0, config=None, daemon=None, **varia
         dump = daemon.store / folder.name
         variables |= {"RANKSCOPE_COLLECTOR": daemon.address, "RANKSCOPE_RUN": folder.name}
         variables.setdefault("RANKSCOPE_SPOOL", str(folder / "spool"))
-    command = [sys.executable]
+    command = [*under, sys.executable]
     if ranks:
         command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        command += [f"--max-restarts={restarts}", "--monitor-interval=0.2"]
     process = subprocess.Popen(
         [*command, str(script), *map(str, arguments), str(path)],
         env=environment(**variables),

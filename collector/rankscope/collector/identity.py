@@ -44,6 +44,7 @@ class Process:
     boot_id: str = ""
     pid_namespace: int = 0
     pid: int = 0
+    parent_pid: int = 0
     started: float = 0.0
     attempt: int = 0
     parent: str = ""
@@ -162,7 +163,8 @@ class Identity:
             if info.delivered_later or any(m.state is State.LIVE for m in members):
                 return instance
             replaced = all(m.folder is None for m in members)
-            if not replaced and info.attempt > max(m.info.attempt for m in members):
+            newer = info.attempt > max(m.info.attempt for m in members)
+            if not replaced and (newer or _is_late_fellow(info, [m.info for m in members])):
                 return instance
         return None
 
@@ -320,6 +322,25 @@ class Identity:
         return changed
 
 
+def _is_late_fellow(info: Process, others: Sequence[Process]) -> bool:
+    """Whether a process that comes when all others have left is of their launch, and only slow: a
+    rank of the same world that none of them had, started by the same parent as those beside it."""
+    if info.rank is None or info.world_size < 2:
+        return False
+    fellows = [o for o in others if o.attempt == info.attempt]
+    beside = [o for o in others if _place(o) == _place(info)]
+    return (
+        all(o.rank is not None and o.rank != info.rank for o in fellows)
+        and all(o.world_size == info.world_size for o in fellows)
+        and all(o.parent_pid == info.parent_pid for o in beside)
+    )
+
+
+def _place(info: Process) -> tuple[str, str, int]:
+    """Where process ids mean the same."""
+    return (info.host, info.boot_id, info.pid_namespace)
+
+
 def _age(member: Member) -> tuple[int, float, int]:
     return (member.info.attempt, member.info.started, member.order)
 
@@ -327,13 +348,7 @@ def _age(member: Member) -> tuple[int, float, int]:
 def _same_process(one: Member, other: Member) -> bool:
     """Two sessions of one operating system process."""
     a, b = one.info, other.info
-    return (a.host, a.boot_id, a.pid_namespace, a.pid, a.started) == (
-        b.host,
-        b.boot_id,
-        b.pid_namespace,
-        b.pid,
-        b.started,
-    )
+    return (_place(a), a.pid, a.started) == (_place(b), b.pid, b.started)
 
 
 def _claim(member: Member) -> Claim:
