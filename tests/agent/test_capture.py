@@ -1,0 +1,379 @@
+"""Whole tensors in the agent: the bytes of that moment, once, within bounds, on disk before they
+are promised."""
+
+import threading
+import time
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from blake3 import blake3
+
+from rankscope.agent.capture import Capture
+from rankscope.agent.capture.memory import Memory
+from rankscope.agent.recorder import API, FORWARD, INPUT, SAVE, Recorder
+from rankscope.agent.transport.disk_spool import DiskSpool
+from rankscope.agent.transport.tensor_files import HEAD_BYTES, LARGE_BYTES, TensorReader
+from rankscope.v1 import collector_pb2 as pb
+
+UUID = "b" * 32
+MIB = 1 << 20
+
+
+def name_of(number):
+    return f"{UUID}-{number:020d}"
+
+
+class Setup:
+    """A recorder whose tensors go to a spool folder."""
+
+    def __init__(self, folder, wants=lambda name: True, memory=64 * MIB, limit=256 * MIB, wait=0.2):
+        self.folder = folder
+        self.spool = DiskSpool(folder, UUID, b"", limit, tensor_patience_seconds=wait)
+        self.capture = Capture(wants, memory, wait)
+        self.capture.keeper = self.spool.tensors
+        self.recorder = Recorder(capture=self.capture)
+        self.blobs = {}
+
+    def event(self, *tensors, name="Torch.relu.0.forward", step=0, kind=API):
+        self.recorder.event(
+            *(step, self.recorder.name_id(name), INPUT, kind, FORWARD),
+            parts=(("input_args", tensors),),
+        )
+
+    def take(self):
+        batch = self.recorder.take()
+        assert self.spool.append(batch.SerializeToString())
+        self.spool.tensors.sealed(self.spool.last_sequence)
+        return batch
+
+    def contents(self, batch):
+        """Per tensor leaf: (dtype, shape, bytes), None when it is not captured."""
+        columns = batch.columns
+        flags = np.frombuffer(columns.flags, np.uint8)
+        ids = np.frombuffer(columns.digest, "<u4") if columns.digest else np.zeros(len(flags), int)
+        assert [bool(flag & pb.IS_CAPTURED) for flag in flags] == [bool(i) for i in ids]
+        return [self.blobs[columns.digests[i - 1]] if i else None for i in ids]
+
+    def taken(self):
+        """The contents of everything recorded since the last call."""
+        batch = self.take()
+        for blob in batch.blobs:
+            data = (self.folder / blob.file).read_bytes()[blob.offset : blob.offset + blob.size]
+            text = f"{blob.dtype} {','.join(map(str, blob.shape))}\n"
+            assert blake3(text.encode() + data).digest() == blob.digest
+            self.blobs[blob.digest] = (blob.dtype, tuple(blob.shape), data)
+        return self.contents(batch), batch
+
+    def files(self):
+        return sorted(p.name for p in self.folder.iterdir() if ".tensor" in p.name)
+
+
+@pytest.fixture
+def setup(tmp_path):
+    made = []
+
+    def make(**options):
+        made.append(Setup(tmp_path / f"spool{len(made)}", **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.spool.close()
+
+
+def raw(tensor):
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def expected(tensor):
+    return str(tensor.dtype), tuple(tensor.shape), raw(tensor)
+
+
+def test_the_values_of_that_moment(setup):
+    one = setup()
+    x = torch.arange(6.0).reshape(2, 3)
+    then = expected(x.clone())
+    one.event(x)
+    x.zero_()
+    one.event(x)
+    (first, second), _ = one.taken()
+    assert (first, second) == (then, expected(x))
+
+
+DTYPES = sorted(
+    {v for v in vars(torch).values() if isinstance(v, torch.dtype)}
+    - {torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4},
+    key=str,
+)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype(setup, dtype):
+    if dtype.itemsize == 1 and str(dtype)[-1] in "1234567" and "int" in str(dtype):
+        pytest.skip("torch makes no tensor of it")
+    one = setup()
+    data = torch.arange(48, dtype=torch.uint8)
+    if dtype is torch.bool:
+        data = data % 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        vector = data.view(dtype)
+        one.event(vector, vector[0], vector.reshape(1, -1))
+        contents, _ = one.taken()
+        assert contents == [expected(t) for t in (vector, vector[0], vector.reshape(1, -1))]
+
+
+def test_every_layout_becomes_row_major(setup):
+    one = setup()
+    base = torch.arange(120.0).reshape(2, 3, 4, 5)
+    complexes = torch.complex(torch.arange(4.0), torch.ones(4))
+    views = [
+        base.transpose(0, 3),
+        base[:, 1:, ::2],
+        base.to(memory_format=torch.channels_last),
+        torch.ones(3, 1).expand(3, 4),
+        complexes.conj(),
+        complexes.conj().imag,
+        torch.nn.Parameter(base[0]),
+        torch.tensor(3.5),
+    ]
+    one.event(*views)
+    contents, _ = one.taken()
+    resolved = [v.detach().resolve_conj().resolve_neg() for v in views]
+    assert contents == [expected(v) for v in resolved]
+
+
+def test_what_has_no_values_is_not_captured(setup):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        fake = torch.ones(3)
+    one = setup()
+    freed = torch.ones(4)
+    freed.untyped_storage().resize_(0)
+    nothing = [torch.ones(2, device="meta"), fake, torch.empty(0, 3), freed]
+    one.event(*nothing, torch.ones(2).to_sparse(), torch.ones(1))
+    contents, batch = one.taken()
+    assert contents == [None] * 5 + [expected(torch.ones(1))]
+    assert not batch.drops
+
+
+def test_inside_vmap_the_unwrapped_tensor_is_kept(setup):
+    one, x = setup(), torch.arange(6.0).reshape(2, 3)
+
+    def look(row):
+        one.event(row)
+        return row * 2
+
+    torch.vmap(look)(x)
+    assert one.taken()[0] == [expected(x)]
+
+
+def test_equal_contents_are_written_once(setup):
+    one = setup()
+    x = torch.arange(1000.0)
+    one.event(x, x.clone(), x.reshape(10, 100))
+    contents, batch = one.taken()
+    assert len(batch.blobs) == 2  # another shape is another tensor
+    assert contents[0] == contents[1]
+    one.event(x.clone())
+    contents, batch = one.taken()
+    assert contents == [expected(x)]
+    assert not batch.blobs
+    assert len(one.files()) == 1
+
+
+def test_a_checksum_that_is_equal_by_chance_does_not_hide_a_tensor(setup, monkeypatch):
+    monkeypatch.setattr("rankscope.agent.capture.capture.crc32_at", lambda address, size: 7)
+    one = setup()
+    a, b = torch.zeros(10), torch.ones(10)
+    one.event(a, b, a)
+    assert one.taken()[0] == [expected(a), expected(b), expected(a)]
+    one.event(a, b)
+    assert one.taken()[0] == [expected(a), expected(b)]
+
+
+def test_large_ones_are_files_with_room_for_a_head(setup):
+    one = setup()
+    large, small = torch.zeros(LARGE_BYTES // 4), torch.ones(LARGE_BYTES // 4 - 1)
+    one.event(large, small)
+    _, batch = one.taken()
+    by_size = {blob.size: blob for blob in batch.blobs}
+    assert by_size[LARGE_BYTES].file == f"{name_of(1)}.tensor"
+    assert by_size[LARGE_BYTES].offset == HEAD_BYTES
+    assert by_size[LARGE_BYTES - 4].file == f"{name_of(2)}.tensors"
+    assert (one.folder / f"{name_of(1)}.tensor").stat().st_size == HEAD_BYTES + LARGE_BYTES
+
+
+def test_only_the_records_that_are_asked_for(setup):
+    one = setup(wants=lambda name: "relu" in name)
+    x = torch.ones(2)
+    for name in ("Torch.relu.0.forward", "Torch.tanh.0.forward"):
+        one.event(x, name=name)
+    one.event(x, name="mine", kind=SAVE)
+    assert one.taken()[0] == [expected(x), None, expected(x)]
+
+
+def test_files_go_when_their_batch_is_acknowledged(setup):
+    one = setup()
+    one.event(torch.zeros(LARGE_BYTES))
+    one.take()
+    one.event(torch.ones(LARGE_BYTES), torch.ones(3))
+    one.take()
+    assert len(one.files()) == 3
+    assert one.spool.size_bytes > 2 * 4 * LARGE_BYTES
+    one.spool.acknowledge(1)
+    assert len(one.files()) == 2
+    one.spool.acknowledge(2)
+    assert one.files() == []
+
+
+def test_a_full_memory_waits_for_the_disk(setup):
+    one = setup(memory=4 * MIB, wait=30.0)
+    tensors = [torch.full((MIB // 4,), float(i)) for i in range(16)]
+    batches, done = [], threading.Event()
+
+    def write():
+        while not done.is_set() or one.recorder.pending_bytes:
+            if (batch := one.recorder.take()) is not None:
+                batches.append(batch)
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    for tensor in tensors:
+        one.event(tensor)
+        assert one.capture.memory.used <= 4 * MIB
+    done.set()
+    thread.join()
+    assert sum(len(batch.blobs) for batch in batches) == 16
+    assert not any(batch.drops for batch in batches)
+    assert one.capture.memory.used == 0
+
+
+def test_when_nothing_gets_free_tensors_are_left_out_and_counted(setup):
+    one = setup(memory=2 * MIB)
+    began = time.monotonic()
+    for i in range(20):
+        one.event(torch.full((MIB // 4,), float(i)), step=i % 2)
+    assert time.monotonic() - began < 2.0  # it waited once, not for each
+    contents, batch = one.taken()
+    assert [c is not None for c in contents] == [True] * 2 + [False] * 18
+    assert {(d.step, d.events, d.reason) for d in batch.drops} == {
+        (0, 0, "tensor_memory_full: 9 tensors"),
+        (1, 0, "tensor_memory_full: 9 tensors"),
+    }
+    one.event(torch.ones(3))  # there is room again
+    assert one.taken()[0] == [expected(torch.ones(3))]
+
+
+def test_a_tensor_larger_than_the_memory_goes_alone(setup):
+    one, x = setup(memory=MIB), torch.arange(MIB, dtype=torch.int32)
+    one.event(x)
+    assert one.taken()[0] == [expected(x)]
+    assert one.capture.memory.used == 0
+
+
+def test_a_full_spool_leaves_out_and_takes_again_when_there_is_room(setup):
+    one = setup(limit=5 * MIB)
+    tensors = [torch.full((2 * MIB // 4,), float(i)) for i in range(4)]
+    one.event(*tensors[:3])
+    contents, batch = one.taken()
+    assert contents == [expected(tensors[0]), expected(tensors[1]), None]
+    assert [d.reason for d in batch.drops] == ["tensor_spool_full: 1 tensors"]
+    one.spool.acknowledge(1)
+    one.event(tensors[2], tensors[0])
+    contents, batch = one.taken()
+    assert contents == [expected(tensors[2]), expected(tensors[0])]
+    assert len(batch.blobs) == 1
+
+
+def test_a_lost_batch_brings_its_tensors_again(setup):
+    one, x = setup(), torch.arange(LARGE_BYTES)
+    one.event(x)
+    batch = one.recorder.take()
+    one.spool.tensors.discard()
+    one.recorder.lost(batch, "spool_full")
+    assert one.files() == []
+    one.event(x)
+    contents, batch = one.taken()
+    assert contents == [expected(x)]
+    assert len(batch.blobs) == 1
+
+
+def test_without_a_disk_nothing_is_captured(setup):
+    one = setup()
+    one.capture.keeper = None
+    one.event(torch.ones(3))
+    batch = one.recorder.take()
+    assert not batch.blobs
+    assert [d.reason for d in batch.drops] == ["tensor_spool_full: 1 tensors"]
+
+
+def test_capture_is_seen_by_no_mode_and_changes_no_tensor(setup):
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Count(TorchDispatchMode):
+        calls = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            Count.calls += 1
+            return func(*args, **(kwargs or {}))
+
+    one = setup()
+    x = torch.randn(4, 6, requires_grad=True)
+    version = x._version
+    with Count():
+        one.event(x, x.t(), x.t()[1:])
+    assert Count.calls == 3  # of the test's own views
+    assert x._version == version
+    assert x.grad is None
+
+
+def test_chunks_of_a_tensor(setup):
+    one = setup()
+    x = torch.arange(3 * MIB // 8 + 1)
+    one.event(x, torch.ones(2))
+    batch = one.take()
+    for blob in batch.blobs:
+        reader, parts = TensorReader(blob.digest, one.spool.tensor(blob.digest)), []
+        while not reader.done:
+            parts.append(reader.next())
+        assert [p.offset for p in parts] == [i * MIB for i in range(len(parts))]
+        assert {p.total for p in parts} == {blob.size}
+        assert b"".join(p.data for p in parts) == raw(x if blob.size > 100 else torch.ones(2))
+    gone = TensorReader(bytes(32), one.spool.tensor(bytes(32)))
+    assert gone.next().missing
+    assert gone.done
+
+
+def test_memory_is_a_ring():
+    memory = Memory(1000)
+    first, second = memory.take(400), memory.take(400)
+    assert memory.take(400) is None
+    memory.give_back(first)
+    third = memory.take(300)
+    assert third is not None
+    assert third.start == 0
+    assert memory.take(200) is None
+    memory.give_back(third)
+    memory.give_back(second)
+    assert memory.used == 0
+    assert memory.take(1000).start == 0
+
+
+def test_memory_never_gives_out_what_is_held():
+    rng, memory, held = np.random.default_rng(0), Memory(5000), []
+    for number in range(3000):
+        size = int(rng.integers(1, 1500))
+        region = memory.take(size)
+        if region is not None:
+            region.view[:] = bytes([number % 251]) * size
+            held.append((region, number % 251))
+        elif held:
+            region, value = held.pop(int(rng.integers(0, len(held))))
+            assert bytes(region.view) == bytes([value]) * region.size
+            memory.give_back(region)
+        assert memory.used == sum(r.size for r, _ in held) <= 5000
