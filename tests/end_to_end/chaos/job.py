@@ -8,6 +8,7 @@ It prints a line a step, and `done` before it ends.
 """
 
 import atexit
+import contextlib
 import json
 import os
 import resource
@@ -54,7 +55,7 @@ class Job:
             time.sleep(self.plan.get("pace_seconds", 0.0))
             if (self.folder / "stop").exists():
                 break
-        say("done", now())
+        say("done", now(), waited())
 
     def build(self):
         import torch
@@ -104,7 +105,8 @@ class Job:
         here = (self.rank, self.step) == (plan.get("fault_rank", 0), plan.get("fault_step", 3))
         if name and here and self.attempt == 0:
             say("fault", time.time())
-            FAULTS[name](self)
+            with self.blocked.left_out():
+                FAULTS[name](self)
 
     def wait_at_gate(self):
         if self.step in self.plan.get("gates", ()):
@@ -113,26 +115,37 @@ class Job:
                 time.sleep(0.005)
 
 
+def waited():
+    """Seconds in which this thread slept or waited for a lock; waits for a processor don't count.
+
+    Only differences mean something.
+    """
+    ran, queued, _ = Path("/proc/thread-self/schedstat").read_text().split()
+    return now() - (int(ran) + int(queued)) / 1e9
+
+
 class Blocked:
-    """How long this thread slept or waited for the GIL; waits for a processor do not count."""
+    """How long the training loop waited, what a fault itself takes left out."""
 
     def __init__(self):
         self.total = self.longest = 0.0
 
     def __enter__(self):
-        self._before = self._waited()
+        self._before = waited()
 
     def __exit__(self, *_):
-        blocked = self._waited() - self._before
+        blocked = waited() - self._before
         self.total += blocked
         self.longest = max(self.longest, blocked)
 
+    @contextlib.contextmanager
+    def left_out(self):
+        before = waited()
+        yield
+        self._before += waited() - before
+
     def figures(self):
         return f"{self.total:.6f}", f"{self.longest:.6f}"
-
-    def _waited(self):
-        ran, queued, _ = Path("/proc/thread-self/schedstat").read_text().split()
-        return now() - (int(ran) + int(queued)) / 1e9
 
 
 # ------------------------------------------------------------------------------------------ faults
@@ -398,4 +411,5 @@ PREPARATIONS = _named(
 )
 
 if __name__ == "__main__":
+    atexit.register(lambda: say("exited", now(), waited()))  # the first one, so it runs last
     Job(json.loads(sys.argv[1])).run()

@@ -35,8 +35,9 @@ class FaultProxy:
             for end in pair:
                 with contextlib.suppress(OSError):
                     end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                with contextlib.suppress(OSError):
                     end.shutdown(socket.SHUT_RDWR)
-                    end.close()
+                end.close()
         self._pairs.clear()
 
     def close(self):
@@ -74,6 +75,7 @@ class FaultProxy:
         self._hold(0)
         with contextlib.suppress(OSError):
             sink.shutdown(socket.SHUT_WR)
+        source.close()
 
     def _hold(self, size):
         if self.delay_seconds:

@@ -4,7 +4,8 @@ import os
 import signal
 import time
 
-from .stage import Row, until
+from .kills import kill_often
+from .stage import Row, free_port, until
 
 KILLED, TERMINATED = -signal.SIGKILL, -signal.SIGTERM
 
@@ -80,11 +81,7 @@ def heal(stage):
 def move(stage):
     """Another collector for the same store takes over, at another address."""
     stage.kill_daemon()
-    stage.port += 0
-    from socket import create_server
-
-    with create_server(("127.0.0.1", 0)) as listener:
-        stage.port = listener.getsockname()[1]
+    stage.port = free_port()
     stage.start_daemon()
     stage.proxy.target = f"127.0.0.1:{stage.port}"
 
@@ -104,6 +101,8 @@ def await_rows_then_kill_embedded(stage):
 
 
 def fill_disk(stage):
+    if "step 1 " in stage.read_log():
+        await_first_rows(stage)
     room = os.statvfs(stage.disk)
     with open(stage.disk / "ballast", "wb") as ballast:
         ballast.write(bytes(room.f_bavail * room.f_frsize - 8192))
@@ -161,11 +160,7 @@ COLLECTOR = (
     ),
     Row("collector stopped and resumed", at={2: freeze, 5: thaw}),
     Row("collector moves", through_proxy=True, at={3: move}),
-    Row(
-        "first address dead",
-        plan={"steps": 7},
-        settings={"collector": ["127.0.0.1:9"]},
-    ),
+    Row("first address dead", addresses_before=("127.0.0.1:9",)),
     Row(
         "collector answers errors",
         through_proxy=True,
@@ -173,12 +168,20 @@ COLLECTOR = (
     ),
     Row(
         "collector's disk full",
-        disk_bytes=4 << 20,
+        disk_bytes=8 << 20,
         at={2: fill_disk, 5: make_room},
     ),
     Row(
+        "collector's disk full at start",
+        disk_bytes=8 << 20,
+        at={0: fill_disk},
+        settings={"exit_seconds": 1.0},
+        after=make_room,
+        deliver=True,
+    ),
+    Row(
         "collector's disk full at exit",
-        disk_bytes=4 << 20,
+        disk_bytes=8 << 20,
         at={2: fill_disk},
         settings={"exit_seconds": 1.0},
         exit_seconds=3.5,
@@ -284,12 +287,23 @@ SPOOL = (
     Row(
         "spool full, block",
         collector="late",
-        plan=FULL | {"steps": 8},
+        plan=FULL | {"steps": 16},
         settings={"spool_limit_bytes": 1 << 20, "on_full": "block", "block_seconds": 0.5},
         after=start,
         deliver=True,
         drops=True,
-        blocked_seconds=8 * 1.0,
+        blocked_seconds=16 * 0.7,
+    ),
+    Row(
+        "spool full, block, SIGTERM",
+        collector="late",
+        plan=FULL | job("sigterm", 13) | {"steps": 16},
+        settings={"spool_limit_bytes": 1 << 20, "on_full": "block", "block_seconds": 3.0},
+        after=start,
+        deliver=True,
+        drops=True,
+        status=TERMINATED,
+        blocked_seconds=16 * 3.0,
     ),
     Row(
         "spool's disk full",
@@ -347,4 +361,13 @@ PROCESSES = (
         **UNFLUSHED,
     ),
 )
-ROWS = (*COLLECTOR, *NETWORK, *RANK, *SPOOL, *PROCESSES)
+ENDLESS = {"steps": 1_000_000, "calls": 20, "pace_seconds": 0.2}
+MOMENTS = (
+    Row("collector kill -9, 20 moments", plan=ENDLESS, during=kill_often(20), blocked_seconds=9.0),
+)
+LONG = (
+    Row(
+        "collector kill -9, 500 moments", plan=ENDLESS, during=kill_often(500), blocked_seconds=99.0
+    ),
+)
+ROWS = (*MOMENTS, *COLLECTOR, *NETWORK, *RANK, *SPOOL, *PROCESSES)

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -36,6 +37,8 @@ class Row:
     """"daemon"; "late": one is started by an action; "embedded": the agent starts it."""
     through_proxy: bool = False
     at: dict = field(default_factory=dict)
+    during: object = None
+    """Once the job has trained a step, beside it."""
     after: object = None
     """When the job is over, before anything is awaited."""
     deliver: bool = False
@@ -50,7 +53,10 @@ class Row:
     """Whether some of it must have been dropped."""
     blocked_seconds: float = 1.0
     """Most that the training loop may have slept in the debugger, in all."""
-    exit_seconds: float = 7.0
+    exit_seconds: float = 6.0
+    """Most that the exit may have waited."""
+    addresses_before: tuple = ()
+    """Of collectors to be tried before the one that is there."""
     disk_bytes: int = 0
     """The store (or with `small_spool` the spool) lies on a disk of this size."""
     small_spool: bool = False
@@ -116,7 +122,7 @@ class Stage:
             self.nurseries.collectors.start(
                 "rankscope.collector.cli",
                 *command,
-                environ=environment(),
+                environ=environment(PYTHONWARNINGS="ignore"),
                 output=self.folder / "collector.log",
             )
         )
@@ -159,49 +165,56 @@ class Stage:
         assert child.wait(PATIENCE_SECONDS) == 0, output.read_text()
         return output.read_text()
 
-    # ------------------------------------------------------------------ the way of a row
+    def end_everything(self):
+        """Kill what is left."""
+        for process in (*self.daemons, self.job):
+            if process is not None:
+                with contextlib.suppress(OSError):
+                    process.send_signal(signal.SIGCONT)
+                process.kill()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(20)
+        if self.proxy is not None:
+            self.proxy.close()
+        port = read_json(self.side / "port") if self.embedded else None
+        if port is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(port["pid"], signal.SIGKILL)
 
-    def note(self, what):
-        with open(self.folder / "stage.log", "a") as file:
-            file.write(f"{time.monotonic() - self.began:.2f} {what}\n")
+    # ------------------------------------------------------------------ the way of a row
 
     def play(self):
         """Run it; its outcome."""
-        self.began = time.monotonic()
         row = self.row
         outcome = Outcome(row.name)
         with contextlib.ExitStack() as ends:
-            ends.callback(self._end_everything)
             if row.disk_bytes:
                 ends.enter_context(small_disk(self.disk, row.disk_bytes))
+            ends.callback(self.end_everything)
             self._reserve_port()
             if row.collector == "daemon":
                 self.start_daemon()
-            self.note("daemon")
             self._start_job()
-            self.note("job")
             for step, action in sorted(row.at.items()):
                 self.await_line(f"gate {step}\n")
-                self.note(f"gate {step}")
                 action(self)
-                self.note("acted")
                 (self.folder / f"gate-{step}").touch()
+            if row.during is not None:
+                self.await_line("step 0 ")
+                row.during(self)
             outcome.status = self.job.wait(PATIENCE_SECONDS)
-            self.note("ended")
             outcome.exit_seconds = self._exit_seconds()
             if row.after is not None:
                 row.after(self)
-            if row.deliver:
+            if row.deliver and self.spool.exists():  # a job may die before it spools anything
                 self.deliver()
             self._settle(outcome)
-            self.note("settled")
             judge(
                 outcome,
                 self.run,
                 read_journals(self.folder),
                 may_lose_seconds=row.may_lose_seconds,
             )
-        self.note("judged")
         self._judge_job(outcome)
         return outcome
 
@@ -215,15 +228,11 @@ class Stage:
     def _addresses(self):
         if self.embedded:
             return ()
-        return tuple(self.row.settings.get("collector", ())) or (
-            self.proxy.address if self.proxy else f"127.0.0.1:{self.port}",
-        )
+        address = self.proxy.address if self.proxy else f"127.0.0.1:{self.port}"
+        return (*self.row.addresses_before, address)
 
     def _reserve_port(self):
-        from socket import create_server
-
-        with create_server(("127.0.0.1", 0)) as listener:
-            self.port = listener.getsockname()[1]
+        self.port = free_port()
         if self.row.through_proxy:
             self.proxy = FaultProxy(f"127.0.0.1:{self.port}")
 
@@ -256,9 +265,10 @@ class Stage:
             )
 
     def _exit_seconds(self):
-        done = [line.split()[1] for line in self.read_log().splitlines() if line[:5] == "done "]
-        ended = getattr(self.job, "ended_at", None)
-        return ended - float(done[-1]) if done and ended else 0.0
+        """From the last line of the script to the last exit handler; waits for a CPU left out."""
+        words = [line.split() for line in self.read_log().splitlines()]
+        said = {line[0]: float(line[2]) for line in words if line and line[0] in ("done", "exited")}
+        return said["exited"] - said["done"] if len(said) == 2 and not self.row.ranks else 0.0
 
     def _settle(self, outcome):
         """Until nothing is on its way any more; then the collector ends in order."""
@@ -276,7 +286,7 @@ class Stage:
                 until(lambda: start_time(port["pid"]) is None, 60)
             return
         self.daemon.terminate()
-        status = self.daemon.wait(60)
+        status = self.daemon.wait(PATIENCE_SECONDS)
         if status != 0:
             outcome.faults.append(f"the collector ended with status {status}")
 
@@ -295,26 +305,16 @@ class Stage:
         if row.drops != bool(outcome.dropped):
             say(f"{outcome.dropped} events were dropped")
 
-    def _end_everything(self):
-        for process in (*self.daemons, self.job):
-            if process is not None:
-                with contextlib.suppress(OSError):
-                    process.send_signal(signal.SIGCONT)
-                process.kill()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(20)
-        if self.proxy is not None:
-            self.proxy.close()
-        port = read_json(self.side / "port") if self.embedded else None
-        if port is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(port["pid"], signal.SIGKILL)
-
 
 def losses(log):
     """(step, loss) of every line that says one."""
     words = [line.split() for line in log.splitlines() if line.startswith("step ")]
     return [(int(w[1]), w[3]) for w in words]
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
 
 
 def read_json(path):

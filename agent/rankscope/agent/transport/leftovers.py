@@ -6,7 +6,7 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -162,7 +162,9 @@ def _send(
     delivery = Delivery(hello.process_uuid, spool.last_sequence)
     sender.start()
     try:
-        while not _is_done(sender) and time.monotonic() < deadline and not stopped():
+        while sender.is_running and not _is_done(sender):
+            if time.monotonic() >= deadline or stopped():
+                break
             sender.tick()
             time.sleep(0.02)
     finally:
@@ -206,12 +208,13 @@ class LeftoverWatch:
             self._thread = threading.Thread(
                 target=self._deliver, args=(others,), name="rankscope-leftovers", daemon=True
             )
-            self._thread.start()
+            with suppress(RuntimeError):  # no more threads: the next process finds them
+                self._thread.start()
 
     def stop(self) -> None:
         """Cut a delivery short: what is not acknowledged stays for the next one."""
         self._stopping = True
-        if self._thread is not None:
+        if self._thread is not None and self._thread.is_alive():
             self._thread.join(0.5)
 
     def _deliver(self, uuids: list[str]) -> None:

@@ -290,7 +290,7 @@ class Transport:
 
     def _is_over(self, ticket: _Ticket, reached: bool, now: float) -> bool:
         sender = self._sender
-        if sender is None or now >= ticket.deadline and not self._put_off(ticket, now):
+        if sender is None or (now >= ticket.deadline and not self._put_off(ticket, now)):
             return True
         if not sender.is_running:  # nothing will be heard any more
             return True

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 MESSAGE_LIMIT_BYTES = 16 << 20
 REFUSED_PAUSE_SECONDS = 10.0
+_left_open: list[object] = []
 
 
 class Locator(Protocol):
@@ -104,10 +105,20 @@ class Sender:
     # ------------------------------------------------------------------ for the owner's thread
 
     def start(self) -> None:
-        """Begin to deliver; returns at once. Raises RuntimeError when no thread can be started."""
+        """Begin to deliver; returns at once. Without a thread (a limit, an interpreter that ends)
+        nothing is delivered, which `is_running` says."""
         thread = threading.Thread(target=self._run, name="rankscope-stream", daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self.last_problem = str(error)
+            return
         self._thread = thread
+
+    @property
+    def is_running(self) -> bool:
+        """Whether anything may still be delivered."""
+        return self._thread is not None and self._thread.is_alive()
 
     def nudge(self) -> None:
         """The outbox has grown."""
@@ -166,6 +177,12 @@ class Sender:
                 pause = self._attempt()
             except Exception as error:
                 if self._stopping.is_set():  # the channel was closed under it
+                    return
+                if "interpreter shutdown" in str(error):
+                    # No new threads, so no new streams (Python 3.12), and no way to close one.
+                    _left_open.append(self._channel)
+                    self._channel = None
+                    self.last_problem = str(error)
                     return
                 self._say("error", "attempt", f"cannot stream ({type(error).__name__}: {error})")
                 self.last_problem = f"{type(error).__name__}: {error}"
