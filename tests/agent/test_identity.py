@@ -94,6 +94,63 @@ def test_order_of_sources(
     assert (claim.rank, claim.source) == (rank, source)
 
 
+def parent(environ: dict[str, str], pid: int) -> str:
+    """What an agent of process `pid`, launched with `environ`, leaves to those it starts."""
+    launched = rank_from_environment(environ)
+    return f"{'ab' * 16}@{pid}@{launched.source}={launched.rank}" if launched else f"a@{pid}@"
+
+
+#: (own environment, environment of the parent, rank): what is inherited is the parent's.
+HELPERS = [
+    (TORCHRUN, TORCHRUN, None),
+    (SRUN, SRUN, None),
+    (SRUN | TORCHRUN, SRUN, 3),
+    (TORCHRUN | {"RANK": "4"}, TORCHRUN, 4),
+    (TORCHRUN, {}, 3),
+    ({}, {}, None),
+    (TORCHRUN | {"RANKSCOPE_RANK_ID": "9"}, TORCHRUN, 9),
+]
+
+
+@pytest.mark.parametrize(("own", "parents", "rank"), HELPERS)
+def test_helpers_do_not_take_the_rank_of_their_parent(
+    own: dict[str, str], parents: dict[str, str], rank: int | None
+) -> None:
+    note = {identity.PARENT_VARIABLE: parent(parents, os.getpid() + 1)}
+    claim = find_rank(None, None, own | note)
+    assert (claim and claim.rank) == rank
+    group = find_rank(None, GROUP, own | note)
+    assert group is not None
+    assert group.rank == (1 if "RANKSCOPE_RANK_ID" not in own else 9)
+
+
+def test_a_note_of_this_process_takes_nothing_away() -> None:
+    note = {identity.PARENT_VARIABLE: identity.parent_value("ab" * 16, TORCHRUN)}
+    claim = find_rank(None, None, TORCHRUN | note)
+    assert claim is not None
+    assert claim.rank == 3
+    assert note[identity.PARENT_VARIABLE] == parent(TORCHRUN, os.getpid())
+
+
+#: (environment, number of the replica)
+REPLICAS = [
+    ({}, None),
+    ({"SGLANG_DP_RANK": "2"}, 2),
+    ({"VLLM_DP_RANK": "0"}, 0),
+    ({"SGLANG_DP_RANK": ""}, None),
+]
+
+
+@pytest.mark.parametrize(("environ", "replica"), REPLICAS)
+def test_number_of_a_replica(environ: dict[str, str], replica: int | None) -> None:
+    claim = find_rank(None, GROUP, environ)
+    assert claim is not None
+    assert (claim.rank, claim.replica) == (1, replica)
+    message = rank_message(claim, {})
+    assert message.HasField("replica") == (replica is not None)
+    assert find_rank(None, None, environ) is None
+
+
 def test_nothing_tells_the_rank() -> None:
     assert find_rank(None, None, {}) is None
 
@@ -205,6 +262,49 @@ def test_coordinates_of_frameworks(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (megatron, vllm):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     assert coordinates() == {"tp": 3, "dp": 2}
+
+
+#: What a framework's module has, and the coordinates read from it.
+FRAMEWORKS = [
+    (
+        "megatron.core.parallel_state",
+        {
+            "get_tensor_model_parallel_rank": 1,
+            "get_pipeline_model_parallel_rank": 2,
+            "get_data_parallel_rank": 3,
+            "get_context_parallel_rank": 4,
+            "get_expert_model_parallel_rank": 5,
+        },
+        {"tp": 1, "pp": 2, "dp": 3, "cp": 4, "ep": 5},
+    ),
+    (
+        "sglang.srt.distributed.parallel_state",
+        {"get_tp_group": 1, "get_pp_group": 0, "get_moe_ep_group": 3},
+        {"tp": 1, "pp": 0, "ep": 3},
+    ),
+    (
+        "vllm.distributed.parallel_state",
+        {"get_tp_group": 1, "get_pp_group": 0, "get_dp_group": 2, "get_ep_group": 3},
+        {"tp": 1, "pp": 0, "dp": 2, "ep": 3},
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "functions", "expected"), FRAMEWORKS)
+def test_coordinates_of_each_framework(
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    functions: dict[str, int],
+    expected: dict[str, int],
+) -> None:
+    module = ModuleType(name)
+    for function, number in functions.items():
+        # Megatron answers with a rank, the others with a group that has one.
+        group = type("Group", (), {"rank_in_group": number})()
+        answer = number if function.endswith("_rank") else group
+        setattr(module, function, lambda answer=answer: answer)
+    monkeypatch.setitem(sys.modules, name, module)
+    assert coordinates(meshes=False) == expected
 
 
 def test_hello_says_who_and_what() -> None:

@@ -1,5 +1,7 @@
 """When steps are rendered and sealed, as tables; and that the order of hearing does not matter."""
 
+from itertools import product, zip_longest
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -237,3 +239,86 @@ def test_everything_that_took_part_is_rendered_after_its_last_news(orders):
     rendered = {(step, p) for step, processes in renders(actions) for p in processes}
     took_part = {(n, p) for p in "abc" for n in steps.steps_of(p)}
     assert took_part <= rendered
+
+
+#: What one process does with a step, and what a seal after 30 s and after its end says of it.
+FATES = {
+    "ends": ([OPEN, ENDED], None, None),
+    "ends after micro-steps": ([OPEN, PAUSED, OPEN, PAUSED, ENDED], None, None),
+    "only ends": ([ENDED], None, None),
+    "hangs": ([OPEN], None, "late"),
+    "pauses and hangs": ([OPEN, PAUSED], None, "late"),
+    "is silent": ([], None, "late"),
+    "dies in it": ([OPEN], "lost", "lost"),
+    "leaves in it": ([OPEN, PAUSED], "left: exit", "left: exit"),
+    "dies after it": ([OPEN, ENDED], "lost", None),
+    "is filtered": ([SKIPPED], None, "not expected"),
+    "leaves before it": ([], "left: exit", "not expected"),
+}
+TRIPLES = list(product(FATES, repeat=3))
+
+
+@pytest.mark.parametrize("fates", TRIPLES, ids=lambda fates: ", ".join(fates))
+def test_a_seal_names_who_is_missing_and_why(fates):
+    """All triples of what may become of three ranks, whatever the order of hearing."""
+    scripts = [
+        [("event", p, 0, part) for part in FATES[fate][0]]
+        + ([("leave", p, FATES[fate][1])] if FATES[fate][1] else [])
+        for p, fate in zip("abc", fates, strict=True)
+    ]
+    outcomes = {p: FATES[fate][2] for p, fate in zip("abc", fates, strict=True)}
+    expected = {p for p, why in outcomes.items() if why != "not expected"}
+    missing = {p: why for p, why in outcomes.items() if p in expected and why}
+    one_by_one = [event for script in scripts for event in script]
+    in_turns = [event for row in zip_longest(*scripts) for event in row if event]
+    for events in (one_by_one, in_turns, list(reversed_scripts(scripts))):
+        steps, actions = play([(0.0, "join", p) for p in "abc"] + [(0.0, *e) for e in events])
+        actions += steps.due(30.0)
+        found = seals(actions)
+        if not any(FATES[fate][0] and FATES[fate][0] != [SKIPPED] for fate in fates):
+            assert found == []  # nobody took part: there is nothing to seal
+        elif not any(ENDED in FATES[fate][0] for fate in fates) and "late" in missing.values():
+            assert found == []  # somebody is still in it, and nobody waits
+        else:
+            assert found[-1] == Seal(0, frozenset(expected), missing)
+
+
+def reversed_scripts(scripts):
+    for script in reversed(scripts):
+        yield from script
+
+
+@st.composite
+def deliveries(draw):
+    """Three processes whose batches come in, are repeated after a break, and may be lost at the
+    end of a process that dies; in two orders."""
+    scripts = {}
+    for process in "abc":
+        acts = [
+            ("rows", process, n) if a == "rows" else ("event", process, n, a)
+            for n, a in draw(behaviour)
+        ]
+        breaks = draw(st.lists(st.integers(0, len(acts)), max_size=2))
+        for at in sorted(breaks, reverse=True):
+            acts.insert(at, ("join", process))  # it comes back
+        kept = draw(st.integers(0, len(acts)))
+        why = "left: exit" if kept == len(acts) else "lost"
+        scripts[process] = [("join", process), *acts[:kept], ("leave", process, why)]
+
+    def order():
+        turns = draw(st.permutations([p for p, acts in scripts.items() for _ in acts]))
+        left = {process: iter(acts) for process, acts in scripts.items()}
+        return [(0.0, *next(left[process])) for process in turns]
+
+    return order(), order()
+
+
+@given(deliveries())
+def test_losses_and_breaks_end_in_the_same_seals_in_any_order(orders):
+    ends = []
+    for events in orders:
+        _, actions = play(events)
+        ends.append({action.step: action for action in seals(actions)})
+    assert ends[0] == ends[1]
+    for sealed in ends[0].values():
+        assert set(sealed.missing) <= sealed.expected

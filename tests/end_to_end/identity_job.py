@@ -96,6 +96,8 @@ def helper():
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     if (child := os.fork()) == 0:
         torch.relu(torch.ones(2))
+        debugger.start()
+        torch.relu(torch.ones(2))
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     debugger.stop()

@@ -214,7 +214,7 @@ def test_an_elastic_restart_shows_the_newest_attempt_of_each_step(job, shared_da
 
 def test_a_helper_of_a_rank_stays_apart_and_is_tied_to_it(job, shared_daemon):
     """It inherits the launcher's variables, which are its parent's; a forked child records
-    nothing."""
+    nothing and says so."""
     done = job(
         *(SCRIPT, "helper"),
         **{"name": "helper", "daemon": shared_daemon, "RANK": "0", "WORLD_SIZE": "1"},
@@ -225,6 +225,8 @@ def test_a_helper_of_a_rank_stays_apart_and_is_tied_to_it(job, shared_daemon):
     assert (helper["rank"], helper["folder"]) == (None, f"proc{told['helper']}")
     assert (helper["pid"], helper["parent_process"]) == (told["helper"], rank["process"])
     assert "claims rank" not in done.output
+    assert done.output.count("forked from one that records") == 1
+    assert len(calls(done.document(folder="rank0"))) == 1
     assert layout(done.dump) == [f"step0/proc{told['helper']}", "step0/rank0"]
 
 

@@ -49,8 +49,8 @@ def start(
 ):
     """Start a script with config.json as its first argument.
 
-    `ranks` > 0 means torchrun, which may restart them; `under` is a command that starts it. With a daemon the layout lies in its store, under the name of
-    `folder`; without one in `folder`/dump.
+    `ranks` > 0 means torchrun, which may restart them; `under` is a command that starts it. With a
+    daemon the layout lies in its store, under the name of `folder`; without one in `folder`/dump.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path, dump = folder / "config.json", folder / "dump"

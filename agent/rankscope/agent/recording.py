@@ -61,6 +61,7 @@ class Recording:
         self._started = False  # between the script's start() and stop()
         self._said: set[str] = set()
         self._closed = False
+        self._forked = False
         self._rank_id: int | None = None
         self._rank: pb.Rank | None = None
         self._coordinates: dict[str, int] = {}
@@ -192,6 +193,12 @@ class Recording:
 
     def _may_record(self, rank_id: int | None) -> bool:
         """Whether this process records the current step; learns its rank on the way."""
+        if self._forked:
+            self._say_once(
+                "warning",
+                "this process was forked from one that records and records nothing itself; "
+                "start it with spawn, or make the debugger after the fork",
+            )
         if self._closed or self._is_past_last_step():
             return False
         if self._watch is not None and not self._watch.is_on:
@@ -379,7 +386,7 @@ class Recording:
 
     def abandon_after_fork(self) -> None:
         """In a forked child: it records nothing and owns nothing of the parent's."""
-        self._closed = True
+        self._closed = self._forked = True
         self._lock = threading.RLock()
         self._recorder.lock = threading.RLock()
         self._session.run(False)
