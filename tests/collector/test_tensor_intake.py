@@ -189,6 +189,20 @@ def test_what_a_dead_process_left_is_taken_in(open_run, tmp_path):
     assert files(tmp_path / "run", 1) == {}
 
 
+def test_a_process_that_dies_before_it_sent_all_left_it_in_its_spool(open_run, tmp_path):
+    said, spool = local(tmp_path)
+    said.pid, said.process_started = 1, 1.0  # not that process any more
+    client = Client(open_run(tensors="stream"), said)
+    blob = spool.large(LARGE)
+    client.send(capturing(1, 0, [blob]))
+    wait_for(lambda: wanted(client))
+    send_chunk(client, blob, LARGE[: 1 << 20])
+    committer = client.service.committer
+    committer.post(lambda: committer.broken(said.process_uuid, client.session))
+    wait_for(lambda: (tmp_path / "run" / "step0" / "rank0" / "dump.json").exists())
+    assert files(tmp_path / "run") == {name(0): LARGE}
+
+
 def test_a_restarted_collector_gets_the_batch_again(open_run, tmp_path):
     said = remote()
     client = Client(open_run(), said)

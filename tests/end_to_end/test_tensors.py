@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import jobs
@@ -74,6 +76,9 @@ def test_embedded(tmp_path, kept):
     linked = job.dump / "step0"
     (big,) = linked.glob("*/dump_tensor_data/Torch.sin.0.forward.input.0.pt")
     assert any(os.path.samefile(big, path) for path in blobs(job.dump))
+    command = ["-m", "rankscope.collector.cli", "export", job.dump, "--to", tmp_path / "out"]
+    subprocess.run([sys.executable, *map(str, command)], check=True)
+    check(tmp_path / "out", kept[1](), 2)
 
 
 @pytest.mark.parametrize("way", ["auto", "stream"])

@@ -11,11 +11,14 @@ from typing import Any
 
 import pyarrow.compute as pc
 
+from .blobs.layout import TensorFiles
+from .blobs.store import BlobReader
 from .layout import Layout
 from .query import Run, folder_of
 from .render import Header, render, split
 from .render.documents import EVENT_COLUMNS
 from .render.leaves import COLUMNS as LEAF_COLUMNS
+from .store import side_path
 
 _SPAN = re.compile(r"(\d+)(?:-(\d+))?")
 
@@ -69,9 +72,10 @@ def export(
     frames = dict(zip(stacks["stack"].to_pylist(), stacks["frames"].to_pylist(), strict=True))
     aside = to.parent / f".{to.name}.{uuid.uuid4().hex}"
     layout = Layout(to, aside)
+    tensors = TensorFiles(BlobReader(side_path(run.path)), layout)
     try:
         for step in _steps(run, processes, steps):
-            yield from _export_step(run, layout, step, processes, frames)
+            yield from _export_step(run, layout, tensors, step, processes, frames)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
@@ -119,6 +123,7 @@ def _steps(run: Run, processes: Sequence[Mapping[str, Any]], steps: Selection) -
 def _export_step(
     run: Run,
     layout: Layout,
+    files: TensorFiles,
     step: int,
     processes: Sequence[Mapping[str, Any]],
     frames: Mapping[int, Sequence[str]],
@@ -126,7 +131,8 @@ def _export_step(
     """All processes of a step from one read: finding one costs more than rendering it."""
     here = pc.field("step") == step
     nodes = run.table("nodes", ["process", *EVENT_COLUMNS], here)
-    records = run.table("records", ["process", "seq", "leaf", *LEAF_COLUMNS], here)
+    columns = ["process", "seq", "leaf", "digest", *LEAF_COLUMNS]
+    records = run.table("records", columns, here)
     nodes_of, records_of = split(nodes, "process"), split(records, "process")
     by_folder = {folder_of(p): p for p in processes if p["process"] in nodes_of}
     for folder, process in by_folder.items():
@@ -137,4 +143,5 @@ def _export_step(
         if captured or process["task"] == "tensor":
             tensors = str(layout.folder(step, folder) / "dump_tensor_data")
         documents = render(own_nodes, own_records, frames, header(process, tensors))
+        files.write(step, folder, own_records)
         yield layout.write(step, folder, documents)

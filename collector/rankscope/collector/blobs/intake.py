@@ -84,7 +84,7 @@ class Intake:
             position = self._positions[process]
             read = self._read_spools or position.session is None
             spool = spool_of(position.hello) if read else None
-            self._submit(self._batches, lambda: self._look(process, held, wanted, spool))
+            self._read(process, held, wanted, spool)
 
     def holds(self, process: str) -> bool:
         """Whether a batch of the process waits here."""
@@ -114,11 +114,11 @@ class Intake:
     def gone(self, process: str) -> None:
         """The process will never bring what is lacking, nor what is found to be lacking."""
         self._gone.add(process)
+        spool = spool_of(self._positions[process].hello)
         for batch in self._held.get(process, ()):
-            if batch.looked:
-                self._give_up(process, batch.lacking)
-                batch.lacking = {}
-        self._release(process)
+            if batch.lacking:  # it was to be sent: what the spool still has is read after all
+                batch.looked = False
+                self._read(process, batch, list(batch.lacking.values()), spool)
 
     def chunk(self, process: str, chunk: pb.TensorChunk, session: Session) -> None:
         """A chunk arrived; its bytes are released on the session when they are written."""
@@ -199,6 +199,9 @@ class Intake:
         self._submit(self._chunks, lambda: receiver.expect(blobs))
         want = pb.Want(digests=[blob.digest for blob in blobs])
         self._positions.send(process, pb.FromCollector(want=want))
+
+    def _read(self, process: str, held: _Held, blobs: list[pb.Blob], spool: Path | None) -> None:
+        self._submit(self._batches, lambda: self._look(process, held, blobs, spool))
 
     # ------------------------------------------------------------------ the intake's threads
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rankscope.collector.blobs.store import BlobStore
+from rankscope.collector.blobs.store import BlobReader
 from rankscope.collector.layout import Layout
 
 log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ _MOST_REMEMBERED = 100_000
 class TensorFiles:
     """Writes them for one layout; one thread at a time."""
 
-    def __init__(self, blobs: BlobStore, layout: Layout) -> None:
+    def __init__(self, blobs: BlobReader, layout: Layout) -> None:
         self._blobs, self._layout = blobs, layout
         self._written: OrderedDict[bytes, Path] = OrderedDict()  # small ones, to link to
 

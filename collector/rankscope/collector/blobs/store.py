@@ -29,8 +29,31 @@ class Corrupt(ValueError):
     """Bytes that are not what their digest says."""
 
 
-class BlobStore:
-    """Any thread may call. Several collectors may share the folder."""
+class BlobReader:
+    """Gives out what is stored, whoever stores meanwhile. Any thread may call."""
+
+    def __init__(self, side_path: Path, collector_id: str = "") -> None:
+        self.root = side_path / "blobs"
+        self._lock = threading.Lock()
+        self._packs = Packs(self.root / "packs", collector_id)
+
+    def path(self, digest: bytes) -> Path:
+        """Where a large tensor stands, if it does."""
+        name = digest.hex()
+        return self.root / name[:2] / f"{name}.pt"
+
+    def container(self, digest: bytes) -> bytes:
+        """The .pt file of a small tensor; KeyError when it is not stored."""
+        with self._lock:
+            if digest not in self._packs:
+                self._packs.look()
+            tensor, data = self._packs.read(digest)
+        head, tail = around(tensor.dtype, tensor.shape, tensor.size, crc32(data))
+        return head + data + tail
+
+
+class BlobStore(BlobReader):
+    """The same for a collector, which stores. Several may share the folder."""
 
     def __init__(self, side_path: Path, collector_id: str) -> None:
         """Opens the folder, made if missing; what an earlier life left unfinished is removed."""
@@ -42,9 +65,8 @@ class BlobStore:
             fsync(folder.parent)
         for left in self._incoming.glob(f"{collector_id}-*"):
             left.unlink(missing_ok=True)
-        self._lock = threading.Lock()
         self._unsettled: set[bytes] = set()
-        self._packs = Packs(self.root / "packs", collector_id)
+        super().__init__(side_path, collector_id)
 
     def has(self, digest: bytes) -> bool:
         """Whether a tensor is stored durably."""
@@ -54,11 +76,6 @@ class BlobStore:
             if digest in self._unsettled:
                 return False
         return self.path(digest).exists()
-
-    def path(self, digest: bytes) -> Path:
-        """Where a large tensor stands, if it does."""
-        name = digest.hex()
-        return self.root / name[:2] / f"{name}.pt"
 
     def new_file(self) -> Path:
         """Where bytes from elsewhere are gathered, from LARGE_OFFSET on, for `adopt`."""
@@ -103,15 +120,6 @@ class BlobStore:
             new = [item for digest, item in checked.items() if digest not in self._packs]
             if new:
                 self._packs.append(new)
-
-    def container(self, digest: bytes) -> bytes:
-        """The .pt file of a small tensor; KeyError when it is not stored."""
-        with self._lock:
-            if digest not in self._packs:
-                self._packs.look()
-            tensor, data = self._packs.read(digest)
-        head, tail = around(tensor.dtype, tensor.shape, tensor.size, crc32(data))
-        return head + data + tail
 
     def close(self) -> None:
         """Nothing more will be stored."""
