@@ -282,6 +282,7 @@ FRAMEWORKS = [
         {"get_tp_group": 1, "get_pp_group": 0, "get_moe_ep_group": 3},
         {"tp": 1, "pp": 0, "ep": 3},
     ),
+    ("sglang.srt.layers.dp_attention", {"get_attention_dp_rank": 1}, {"dp": 1}),
     (
         "vllm.distributed.parallel_state",
         {"get_tp_group": 1, "get_pp_group": 0, "get_dp_group": 2, "get_ep_group": 3},

@@ -33,6 +33,13 @@ PARALLEL_STATES = (
         },
     ),
     (
+        "sglang.srt.layers.dp_attention",
+        {
+            "dp": "get_attention_dp_rank",
+            "cp": "get_attention_cp_rank",
+        },
+    ),
+    (
         "vllm.distributed.parallel_state",
         {
             "tp": "get_tp_group",
