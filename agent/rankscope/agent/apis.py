@@ -9,6 +9,7 @@ import importlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import BuiltinFunctionType, MethodDescriptorType
 from typing import Any
 
 import yaml
@@ -90,6 +91,10 @@ class ApiTable:
         for prefix in MODE_PREFIXES:
             for function, api in self.resolve(prefix):
                 found.setdefault(function, api)
+                # seed_all and random_save replace functions; C code reports the original.
+                original = getattr(function, "__wrapped__", None)
+                if isinstance(original, BuiltinFunctionType | MethodDescriptorType):
+                    found.setdefault(original, api)
         return found
 
     def resolve(self, prefix: str) -> Iterator[tuple[Any, Api]]:

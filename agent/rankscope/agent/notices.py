@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 _MOST_NAMES = 8
 
@@ -20,9 +20,9 @@ def left_out(risk_level: str | None, names: Collection[str]) -> str:
     )
 
 
-def unused(step: int, filters: Iterable[str]) -> list[str]:
-    """Filters that no record of a step has met."""
-    return [f"{text} is the name of no record of step {step}" for text in filters]
+def unused(text: str, step: int) -> str:
+    """That no record of a step has met a filter."""
+    return f"{text} is the name of no record of step {step}"
 
 
 def ranks_outside(ranks: Collection[int], world_size: int) -> str:

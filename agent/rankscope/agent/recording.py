@@ -90,7 +90,8 @@ class Recording:
     def stop(self) -> None:
         with self._lock:
             if not self._started:
-                self._taps.stop()  # a stop inside a watched call left the mode for torch to put back
+                # A stop inside a watched call left the mode for torch to put back.
+                self._taps.stop()
                 return
             self._stop()
             self._look_at_config()
@@ -238,13 +239,12 @@ class Recording:
     def _say_what_is_missing(self) -> None:
         session = self._session
         if session.selection is not None:
-            for text in notices.unused(session.step, session.selection.end_step()):
-                self._say_once("warning", text)
+            for text in session.selection.end_step():
+                self._say_once("warning", notices.unused(text, session.step), about=text)
         names, session.left_out = session.left_out, {}
-        if "left out" not in self._said and (self._rank is None or self._rank.rank == 0):
+        if self._rank is None or self._rank.rank == 0:
             if text := notices.left_out(session.risk_level, names):
-                self._said.add("left out")
-                log("info", text)
+                self._say_once("info", text, about="left out")
 
     def _check_start(self, model: Model | None, token_range: list[int] | None) -> None:
         roots = model if isinstance(model, list | tuple) else [model]
@@ -314,9 +314,9 @@ class Recording:
             self._tokens.remove()
             self._tokens = None
 
-    def _say_once(self, level: str, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
+    def _say_once(self, level: str, text: str, about: str = "") -> None:
+        if (about or text) not in self._said:
+            self._said.add(about or text)
             log(level, text)
 
     # ---------------------------------------------------------------------- identity and transport

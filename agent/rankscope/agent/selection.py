@@ -79,10 +79,9 @@ class Selection:
         """
         self._open = not self._first
         self._went_backward.clear()
-        unused = [f"list entry {entry!r}" for entry, _ in self._entries if entry in self._unused]
         if self._scope_missed:
-            unused.append(f"scope {self._names[self._first]!r}")
-        return unused
+            return [f"scope {self._names[self._first]!r}"]
+        return [f"list entry {entry!r}" for entry, _ in self._entries if entry in self._unused]
 
     def _open_scope(self) -> None:
         self._open = True
