@@ -7,6 +7,7 @@ from __future__ import annotations
 from torch import nn
 
 from rankscope.agent.session import Session
+from rankscope.agent.taps.compiled import CompiledTap
 from rankscope.agent.taps.distributed import DistributedTap
 from rankscope.agent.taps.functions import FunctionTap
 from rankscope.agent.taps.modules import Model, ModuleTap
@@ -25,6 +26,7 @@ class Taps:
         self._distributed = DistributedTap(session) if session.watches_apis else None
         self._libraries = LibraryTap(session) if session.watches_apis else None
         self._threads = ThreadTap(self._functions) if self._functions is not None else None
+        self._compiled = CompiledTap(self._functions) if self._functions is not None else None
         self._scopes = ScopeTap(session) if session.config.level == "mix" else None
 
     def watch(self, model: Model) -> None:
@@ -35,14 +37,14 @@ class Taps:
     def start(self) -> None:
         """Idempotent; on the thread that will run the model."""
         order = (self._distributed, self._libraries, self._scopes, self._functions, self._threads)
-        for tap in order:
+        for tap in (*order, self._compiled):
             if tap is not None:
                 tap.start()
 
     def stop(self) -> None:
         """Idempotent; safe from inside a hook of ours."""
         order = (self._threads, self._functions, self._scopes, self._libraries, self._distributed)
-        for tap in (*order, self._modules):
+        for tap in (self._compiled, *order, self._modules):
             if tap is not None:
                 tap.stop()
 

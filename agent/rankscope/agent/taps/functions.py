@@ -63,9 +63,10 @@ class FunctionTap(TorchFunctionMode):
             mode_stack.insert_at_bottom(self)
         self._local.has_mode = True
 
-    def leave_thread(self) -> None:
-        mode_stack.remove(self)
+    def leave_thread(self) -> bool:
+        """False when the mode was not on this thread's stack."""
         self._local.has_mode = False
+        return mode_stack.remove(self)
 
     def __torch_function__(
         self,

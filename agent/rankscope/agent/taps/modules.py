@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd.graph import Node
+from torch.compiler import is_compiling
 from torch.utils.hooks import RemovableHandle
 
 from rankscope.agent import recorder as rec
@@ -196,6 +197,8 @@ class _Hooks:
         return [before, after]
 
     def before(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        if is_compiling():  # asked first: Dynamo traces this hook, and ends here
+            return
         session = self._tap._session
         if session.running and not session.muted:
             self.enter(module, args, kwargs)
@@ -208,7 +211,7 @@ class _Hooks:
             self._tap._session.fault(f"the input of {self._stem}", error)
 
     def after(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        if not self._tap._session.running:
+        if is_compiling() or not self._tap._session.running:
             return
         try:
             with torch._C.DisableTorchFunction():
@@ -221,7 +224,7 @@ class _DumpHooks(_Hooks):
     """The hooks of a module given to module_dump()."""
 
     def before(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        if self._tap._session.running:
+        if not is_compiling() and self._tap._session.running:
             self.enter(module, args, kwargs)
 
 
@@ -232,10 +235,12 @@ class _RootHooks(_Hooks):
         super().__init__(tap, "the model")
 
     def before(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        self._tap.enter_root(module)
+        if not is_compiling():
+            self._tap.enter_root(module)
 
     def after(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        self._tap.leave_root(module)
+        if not is_compiling():
+            self._tap.leave_root(module)
 
 
 def named_modules(model: Model) -> Iterator[tuple[str, nn.Module]]:

@@ -1,0 +1,85 @@
+"""Compiled regions: the function mode is off in them.
+
+Dynamo guards on the mode stack. With our mode on it, turning recording on or off would compile
+every graph a second time, and the eager backend, which runs its graph in Python, would record from
+the inside. So the mode is taken off when a compiled region is entered and put back when the
+outermost one is left. Code between graph breaks inside a compiled function is not recorded either.
+
+Both entry and exit are module-level functions of torch._dynamo.eval_frame: `_callback_from_stance`
+is asked right before an entry, `_maybe_set_eval_frame` is called at entry and at exit. All entries
+are balanced, also those that switch Dynamo off, which the compiler itself makes in the middle of a
+compilation. The names are private: where one is missing, the mode stays on and graphs are compiled
+once more. Dynamo is never imported for this.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+from rankscope.agent.taps.functions import FunctionTap
+
+_MODULE = "torch._dynamo.eval_frame"
+_NAMES = ("_callback_from_stance", "_maybe_set_eval_frame")
+
+
+class _Entries(threading.local):
+    def __init__(self) -> None:
+        self.open: list[bool] = []  # of the open regions: whether they are compiled
+        self.is_next = False  # the next call of _maybe_set_eval_frame is an entry
+        self.took_mode = False
+
+
+class CompiledTap:
+    """Follows Dynamo's entries and exits between `start` and `stop`, if Dynamo is loaded by
+    then.
+    """
+
+    def __init__(self, functions: FunctionTap) -> None:
+        self._functions = functions
+        self._entries = _Entries()
+        self._originals: dict[str, Any] = {}
+        self._ours: dict[str, Any] = {}
+
+    def start(self) -> None:
+        module = sys.modules.get(_MODULE)
+        if module is None or self._originals:
+            return
+        originals = {name: getattr(module, name, None) for name in _NAMES}
+        if not all(originals.values()):
+            return
+        self._originals = originals
+        self._ours = {_NAMES[0]: self._before_entry, _NAMES[1]: self._entry_or_exit}
+        for name, function in self._ours.items():
+            setattr(module, name, function)
+
+    def stop(self) -> None:
+        module = sys.modules.get(_MODULE)
+        for name, original in self._originals.items():
+            if getattr(module, name) == self._ours[name]:
+                setattr(module, name, original)
+        self._originals = {}
+
+    def _before_entry(self, callback: Any) -> Any:
+        self._entries.is_next = True
+        return self._original(0)(callback)
+
+    def _entry_or_exit(self, callback: Any) -> Any:
+        entries = self._entries
+        if entries.is_next:
+            entries.is_next = False
+            entries.open.append(callable(callback))
+            if callable(callback) and self._functions.leave_thread():
+                entries.took_mode = True
+        elif entries.open:
+            entries.open.pop()
+            if not entries.open and entries.took_mode:
+                entries.took_mode = False
+                self._functions.enter_thread()
+        return self._original(1)(callback)
+
+    def _original(self, index: int) -> Any:
+        """Also after `stop`, when a region that is still open comes to its exit."""
+        known = self._originals.get(_NAMES[index])
+        return known or getattr(sys.modules[_MODULE], _NAMES[index])
