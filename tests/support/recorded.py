@@ -85,6 +85,8 @@ class Recorded:
     @property
     def drops(self):
         """(reason, events) of what was dropped."""
+        if self._recording._transport is None:  # it never recorded
+            return []
         self.end()
         batches = self._recording._transport.batches
         return [(drop.reason, drop.events) for batch in batches for drop in batch.drops]

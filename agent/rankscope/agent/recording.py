@@ -55,6 +55,7 @@ class Recording:
         self.custom = CustomApis(self._session, config.custom_wrap_ops)
         self.custom.register_listed(imports=False)
         self._watch: ConfigWatch | None = None
+        self._has_followed = False  # the configuration is no longer that of the construction
         if config.dump_enable is not None and config.path is not None and reload is not None:
             self._watch = ConfigWatch(config.path, config.dump_enable, reload)
         self._lock = threading.RLock()
@@ -77,7 +78,13 @@ class Recording:
     ) -> None:
         with self._lock:
             self._look_at_config()
-            self._check_start(model, token_range)
+            try:
+                self._check_start(model, token_range)
+            except UsageError as error:
+                if not self._has_followed:
+                    raise
+                # The file has changed under a script that was right: it goes on.
+                return self._say_once("error", f"nothing is recorded: {error}")
             if not self._may_record(rank_id):
                 return
             self._begin()
@@ -229,7 +236,7 @@ class Recording:
         if self._started and (not self._watch.is_on or config is not self._config):
             self._stop()
         if config is not self._config:
-            self._config = config
+            self._config, self._has_followed = config, True
             self._taps.stop()
             self._session.configure(config)
             self._taps = Taps(self._session)
