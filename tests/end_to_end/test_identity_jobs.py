@@ -8,11 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jobs
 import pytest
 from fake_agent import Daemon, wait_for
 
 from rankscope.collector.query import open_run
 
+MSPROBE = os.environ.get("MSPROBE") or shutil.which("msprobe")
 SCRIPT = Path(__file__).parent / "identity_job.py"
 
 
@@ -121,33 +123,42 @@ def test_a_rank_id_keeps_groups_apart(job, shared_daemon, tmp_path):
     assert all(row["received"] == row["recorded"] > 0 for row in whole)
 
 
-def test_workers_that_are_each_a_group_become_replicas(job, splitting_daemon, tmp_path):
-    """The shape of a serving engine: no launcher's variables, nothing said in the script."""
-    go = tmp_path / "go"
-    started = {}
-    for replica in (0, 1):
-        for rank in (0, 1):
-            started[replica, rank] = job(
-                *(SCRIPT, "worker"),
-                **{"name": f"{replica}{rank}/replicas", "daemon": splitting_daemon},
-                **{"ADDRESS": f"file://{tmp_path}/store{replica}", "WORKER": str(rank)},
-                **{"VALUE": str(10 * replica + rank), "GO": str(go), "config": {"level": "mix"}},
-            )
-    run = started[0, 0].dump
-    rows = wait_for(
-        lambda: (rows := heard(run, 4)) and {r["rank"] for r in rows} == {0, 1, 2, 3} and rows,
-        timeout=60,
-    )
-    go.touch()
-    for one in started.values():
-        assert "claims rank" not in one.finish().output
+@pytest.fixture(scope="module")
+def replicas(splitting_daemon, tmp_path_factory):
+    """Two 2-rank groups in the shape of a serving engine: no launcher's variables, nothing said in
+    the script. One ended job for each worker."""
+    folder = tmp_path_factory.mktemp("workers")
+    go = folder / "go"
+    started = [
+        jobs.start(
+            *(SCRIPT, "worker"),
+            **{"folder": folder / f"{replica}{rank}/replicas", "daemon": splitting_daemon},
+            **{"ADDRESS": f"file://{folder}/store{replica}", "WORKER": str(rank)},
+            **{"VALUE": str(10 * replica + rank), "GO": str(go), "config": {"level": "mix"}},
+        )
+        for replica in (0, 1)
+        for rank in (0, 1)
+    ]
+    try:
+        run = started[0].dump
+        wait_for(lambda: {row["rank"] for row in heard(run, 4)} == {0, 1, 2, 3}, timeout=60)
+        go.touch()
+        return [one.finish() for one in started]
+    finally:
+        for one in started:
+            one.process.kill()
+
+
+def test_workers_that_are_each_a_group_become_replicas(replicas):
+    run = replicas[0].dump
+    assert not any("claims rank" in one.output for one in replicas)
     rows = sorted(processes(run), key=lambda row: row["rank"])
     assert [(r["replica"], r["claimed_rank"]) for r in rows] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert rows[0]["group"] == rows[1]["group"] != rows[2]["group"] == rows[3]["group"]
     assert layout(run) == [f"step0/rank{r}" for r in range(4)]
     sums = []
     for rank in range(4):
-        data = started[0, 0].document(folder=f"rank{rank}")["data"]
+        data = replicas[0].document(folder=f"rank{rank}")["data"]
         assert next(iter(data)) == "Torch.relu.0.forward"
         sums.append(data["Distributed.all_reduce.0.forward"]["output"][0]["Max"])
     assert sorted(sums) == [1.0, 1.0, 21.0, 21.0]
@@ -155,31 +166,23 @@ def test_workers_that_are_each_a_group_become_replicas(job, splitting_daemon, tm
     assert "replica1/rank0" in cli("ls", run)
     ranks = open_run(run).sql("select distinct rank from records order by rank")
     assert ranks["rank"].to_pylist() == [0, 1, 2, 3]
-    assert read_by_msprobe(run, tmp_path)
 
 
-def read_by_msprobe(run, folder):
-    """msProbe's own compare and graph build, where it is installed: what they find."""
-    command = os.environ.get("MSPROBE") or shutil.which("msprobe")
-    if command is None:
-        return True
-    step, out = run / "step0", folder / "compared"
-    subprocess.run(
-        [command, "compare", "-tp", step, "-gp", step, "-o", out], check=True, capture_output=True
-    )
-    tables = sorted(out.glob("compare_result_rank*.csv"))
+@pytest.mark.skipif(MSPROBE is None, reason="needs msProbe: MSPROBE or msprobe on the path")
+def test_msprobe_reads_the_layout_of_replicas(replicas, tmp_path):
+    run = replicas[0].dump
+    compare = [MSPROBE, "compare", "-tp", run / "step0", "-gp", run / "step0", "-o", tmp_path / "c"]
+    subprocess.run(compare, check=True, capture_output=True)
+    tables = sorted((tmp_path / "c").glob("compare_result_rank*.csv"))
     assert len(tables) == 4
     for table in tables:
         with table.open(newline="", encoding="utf-8-sig") as file:
             rows = list(csv.DictReader(file))
         assert rows
         assert {row["Result"] for row in rows} == {"pass"}
-    subprocess.run(
-        [command, "graph_visualize", "-tp", run, "-o", folder / "graph"],
-        check=True,
-        capture_output=True,
-    )
-    return list((folder / "graph").glob("build_*.vis.db")) != []
+    graph = [MSPROBE, "graph_visualize", "-tp", run, "-o", tmp_path / "g"]
+    subprocess.run(graph, check=True, capture_output=True)
+    assert len(list((tmp_path / "g").glob("build_*.vis.db"))) == 1
 
 
 def test_an_elastic_restart_shows_the_newest_attempt_of_each_step(job, shared_daemon, tmp_path):
