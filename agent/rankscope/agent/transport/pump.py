@@ -139,6 +139,8 @@ class Transport:
             while not ticket.wait(ticket.deadline + 1.0 - time.monotonic()):
                 if self._result is not None or time.monotonic() > ticket.deadline + 0.9:
                     break
+            if self._result is not None and (thread := self._thread) is not None:
+                thread.join(1.0)  # the interpreter must not meet it at its end
         else:
             self._tickets.append(ticket)
             self._admit_tickets()

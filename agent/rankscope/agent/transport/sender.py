@@ -59,6 +59,15 @@ class FixedAddresses:
         self._index += 1
 
 
+#: How long `stop` waits for threads that are about to end.
+_THREADS_END_SECONDS = 1.0
+
+
+def _is_grpc(thread: threading.Thread) -> bool:
+    target = getattr(thread, "_target", None)
+    return str(getattr(target, "__module__", "")).startswith("grpc")
+
+
 class Sender:
     """Delivers an outbox, reconnecting as long as it lives; also the listener of its streams."""
 
@@ -101,6 +110,7 @@ class Sender:
         self._stream: Stream | None = None
         self._call: Any = None
         self._thread: threading.Thread | None = None
+        self._grpc_threads: list[threading.Thread] = []
 
     # ------------------------------------------------------------------ for the owner's thread
 
@@ -151,8 +161,18 @@ class Sender:
                 self._thread.join(timeout_seconds)
             if call := self._call:
                 call.cancel()
-                self._thread.join(0.2)
         self._close_channel()
+        self._join_threads()
+
+    def _join_threads(self) -> None:
+        """gRPC's own threads end a moment after the channel. One that the interpreter still finds
+        at its end is unwound through C++ code that allows no unwinding: the process would abort.
+        """
+        deadline = time.monotonic() + _THREADS_END_SECONDS
+        for thread in [self._thread, *self._grpc_threads]:
+            if thread is not None and thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+        self._grpc_threads = [t for t in self._grpc_threads if t.is_alive()]
 
     @property
     def backlog(self) -> int:
@@ -201,7 +221,10 @@ class Sender:
         stream = Stream(self._config, self._hello(), self._outbox, self)
         stub = self._stub(address)
         self._attempts += 1
+        known = set(threading.enumerate())
         self._call = call = stub.Collect(stream.requests(), wait_for_ready=True)
+        self._grpc_threads = [t for t in self._grpc_threads if t.is_alive()]
+        self._grpc_threads += [t for t in threading.enumerate() if t not in known and _is_grpc(t)]
         self._stream = stream
         try:
             self._listen(stream, call)
