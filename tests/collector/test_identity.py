@@ -1,10 +1,10 @@
 """Which folder a process gets, when processes clash, and what leaves the layout: as tables."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankscope.collector.identity import Identity, Process, State
+from rankscope.collector.identity import Identity, Process, State, is_newer
 from rankscope.collector.layout import checked_folder
 
 
@@ -285,6 +285,35 @@ def test_a_later_attempt_supersedes_an_earlier_one():
     assert identity.rivals("b" * 32) == []
 
 
+NEWER = {
+    "an attempt, whatever the clock": (
+        process("a", rank=0, attempt=1, started=1.0),
+        process("b", rank=0, attempt=0, started=9.0),
+        "a",
+    ),
+    "by the clock of one host": (
+        process("a", rank=0, started=9.0),
+        process("b", rank=0, started=1.0, delivered_later=True),
+        "a",
+    ),
+    "by joining, where the clocks are two": (
+        process("a", rank=0, started=9.0),
+        process("b", rank=0, started=1.0, **other),
+        "b",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NEWER)
+def test_which_of_two_processes_of_a_rank_is_newer(case):
+    first, second, expected = NEWER[case]
+    identity, _ = play(first, ("lost", "a"), process("k", rank=9), second)
+    older = "b" if expected == "a" else "a"
+    members = identity.members
+    assert is_newer(members[expected * 32], members[older * 32])
+    assert not is_newer(members[older * 32], members[expected * 32])
+
+
 def test_known_members_stay_as_they_were():
     identity, _ = play(
         *(process("a", 7), process("b", 7, **other), process("c", rank=0), process("d", rank=0)),
@@ -312,6 +341,7 @@ acts = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(acts, max_size=14))
 def test_two_live_processes_of_one_attempt_never_share_a_folder(script):
     known, possible = set(), []

@@ -3,7 +3,7 @@
 from itertools import permutations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankscope.collector.identity import Identity, Process, State
@@ -179,6 +179,7 @@ def learnings(draw):
     return facts, draw(st.permutations(facts)), draw(st.permutations(facts))
 
 
+@settings(deadline=None)
 @given(learnings())
 def test_any_order_of_learning_gives_the_same_ranks_and_no_shared_folder(drawn):
     facts, *orders = drawn

@@ -3,7 +3,7 @@
 from itertools import product, zip_longest
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankscope.collector.steps import Part, Render, Seal, Steps
@@ -223,6 +223,7 @@ def interleavings(draw):
     return order(), order()
 
 
+@settings(deadline=None)
 @given(interleavings())
 def test_any_order_of_hearing_ends_in_the_same_seals(orders):
     ends = []
@@ -233,6 +234,7 @@ def test_any_order_of_hearing_ends_in_the_same_seals(orders):
     assert ends[0] == ends[1]
 
 
+@settings(deadline=None)
 @given(interleavings())
 def test_everything_that_took_part_is_rendered_after_its_last_news(orders):
     steps, actions = play(orders[0])
@@ -313,6 +315,7 @@ def deliveries(draw):
     return order(), order()
 
 
+@settings(deadline=None)
 @given(deliveries())
 def test_losses_and_breaks_end_in_the_same_seals_in_any_order(orders):
     ends = []

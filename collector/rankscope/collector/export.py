@@ -6,6 +6,7 @@ import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cmp_to_key
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ import pyarrow.compute as pc
 
 from .blobs.layout import TensorFiles
 from .blobs.store import BlobReader
+from .identity import is_newer
 from .layout import Layout
 from .query import Run, folder_of
 from .render import Header, render, split
 from .render.documents import EVENT_COLUMNS
 from .render.leaves import COLUMNS as LEAF_COLUMNS
+from .rows import member_of
 from .store import side_path
 
 _SPAN = re.compile(r"(\d+)(?:-(\d+))?")
@@ -109,9 +112,12 @@ def _attempt(processes: Sequence[dict[str, Any]], attempt: int | None) -> list[d
     if attempt is not None and attempt not in there:
         raise ValueError(f"attempt {attempt}: expected one of {', '.join(map(str, there))}")
     chosen = [p for p in processes if attempt is None or (p["attempt"] or 0) == attempt]
-    return sorted(
-        chosen, key=lambda p: (p["attempt"] or 0, p["process_started"] or 0.0, p["joined"])
-    )
+    members = {p["process"]: member_of(p, {}) for p in chosen}
+
+    def order(one: dict[str, Any], other: dict[str, Any]) -> int:
+        return 1 if is_newer(members[one["process"]], members[other["process"]]) else -1
+
+    return sorted(chosen, key=cmp_to_key(order))
 
 
 def _steps(run: Run, processes: Sequence[Mapping[str, Any]], steps: Selection) -> list[int]:

@@ -174,7 +174,7 @@ class Identity:
         return [
             m.info.process
             for m in self.members.values()
-            if m.folder == own.folder and m is not own and _age(m) > _age(own)
+            if m.folder == own.folder and m is not own and is_newer(m, own)
         ]
 
     # ------------------------------------------------------------------ details
@@ -341,8 +341,15 @@ def _place(info: Process) -> tuple[str, str, int]:
     return (info.host, info.boot_id, info.pid_namespace)
 
 
-def _age(member: Member) -> tuple[int, float, int]:
-    return (member.info.attempt, member.info.started, member.order)
+def is_newer(one: Member, other: Member) -> bool:
+    """Which of two processes of a rank counts in a step that both wrote. Clocks of two hosts are
+    not compared: there the one that joined later is newer."""
+    a, b = one.info, other.info
+    if a.attempt != b.attempt:
+        return a.attempt > b.attempt
+    if a.started != b.started and _place(a) == _place(b):
+        return a.started > b.started
+    return one.order > other.order
 
 
 def _same_process(one: Member, other: Member) -> bool:
