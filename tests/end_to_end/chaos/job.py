@@ -43,19 +43,27 @@ class Job:
             prepare(self)
         self.build()
         if self.plan.get("distributed"):
-            import torch.distributed as dist
-
-            dist.init_process_group("gloo")
+            self.join_group()
         for step in range(self.plan["steps"]):
             self.step = step
             self.wait_at_gate()
             with self.blocked:
                 loss = self.train_step()
             say("step", self.step, "loss", float(loss).hex(), "blocked", *self.blocked.figures())
+            if self.plan.get("distributed"):
+                self.torch.distributed.barrier()
             time.sleep(self.plan.get("pace_seconds", 0.0))
             if (self.folder / "stop").exists():
                 break
         say("done", now(), waited())
+
+    def join_group(self):
+        """By a file: gloo does not find together again in a restarted launcher's own store."""
+        import torch.distributed as dist
+
+        place = f"file://{self.folder}/group-{self.attempt}"
+        world_size = int(os.environ["WORLD_SIZE"])
+        dist.init_process_group("gloo", place, rank=self.rank, world_size=world_size)
 
     def build(self):
         import torch
