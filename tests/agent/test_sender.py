@@ -401,6 +401,40 @@ def test_a_full_spool_may_wait_for_space_within_its_bound(agents, collectors):
     assert agent.source.lost_batches == []
 
 
+def test_the_end_waits_for_no_space(agents):
+    agent = agents(
+        f"127.0.0.1:{free_port()}", spool_limit_bytes=3000, on_full="block", block_seconds=60.0
+    )
+    agent.record(1)
+    agent.source.record(2, size=5000)
+    agent.transport.wake()
+    until(lambda: agent.transport._backlog.waits_for_space)
+    began = time.monotonic()
+    result = agent.transport.close("signal 15", 1.0)
+    assert time.monotonic() - began < 5
+    assert not result.complete
+    assert len(agent.source.lost_batches) == 1
+
+
+def test_an_interpreter_that_starts_no_threads_is_not_waited_for(agents, collectors, monkeypatch):
+    """As Python 3.12 in its exit handlers; what is left stays in the spool."""
+    start = threading.Thread.start
+
+    def refuse(thread):
+        if thread.name == "rankscope-stream":
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    agent = agents(collectors().address)
+    agent.record(1)
+    began = time.monotonic()
+    result = agent.transport.close("exit", 30.0)
+    assert time.monotonic() - began < 10
+    assert (result.complete, result.unsent_batches) == (False, 2)
+    assert len(agent.spool_files()) == 1
+
+
 def test_a_goodbye_fits_into_a_full_spool(agents):
     agent = agents(f"127.0.0.1:{free_port()}", spool_limit_bytes=20_000, connect_notice_seconds=9)
     agent.record(1, 2, size=8000)
