@@ -68,8 +68,8 @@ def cut_often(stage):
         time.sleep(0.1)
 
 
-def half_open_and_heal(stage):
-    """The connection dies silently; the network is well again, for new connections only."""
+def half_open(stage):
+    """The connection stays open and nothing passes any more."""
     stage.proxy.half_open = True
 
 
@@ -205,7 +205,7 @@ NETWORK = (
     Row(
         "half-open at exit",
         through_proxy=True,
-        at={2: half_open_and_heal},
+        at={2: half_open},
         settings={"exit_seconds": 1.0},
         exit_seconds=3.5,
         after=lambda stage: (heal(stage), cut(stage)),
