@@ -290,6 +290,16 @@ def test_a_full_spool_leaves_out_and_takes_again_when_there_is_room(setup):
     assert len(batch.blobs) == 1
 
 
+def test_a_process_that_is_stopped_waits_for_no_room(setup):
+    one = setup(limit=3 * MIB, wait=60.0)
+    tensors = [torch.full((2 * MIB // 4,), float(i)) for i in range(2)]
+    one.event(*tensors)
+    threading.Timer(0.2, lambda: setattr(one.spool.tensors, "hurry", True)).start()
+    began = time.monotonic()
+    assert one.taken()[0] == [expected(tensors[0]), None]
+    assert 0.1 < time.monotonic() - began < 10
+
+
 def test_a_lost_batch_brings_its_tensors_again(setup):
     one, x = setup(), torch.arange(LARGE_BYTES)
     one.event(x)

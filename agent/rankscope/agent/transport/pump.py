@@ -133,6 +133,8 @@ class Transport:
             timeout_seconds = self._config.exit_seconds
         ticket = _Ticket(timeout_seconds, goodbye_reason)
         self._backlog.hurry = True
+        if goodbye_reason != "exit" and (spool := self._backlog.spool) and spool.tensors:
+            spool.tensors.hurry = True
         if self._is_running():
             self._inbox.put(ticket)
             # The pump may put the deadline off; beyond it only a hanging disk is waited for.

@@ -54,6 +54,8 @@ class TensorFiles:
         `patience_seconds`.
         """
         self.size_bytes = 0
+        self.hurry = False
+        """Wait for room no more: the process is being stopped."""
         self._folder, self._uuid = folder, process_uuid
         self._has_room, self._patience = has_room, patience_seconds
         self._number = 0
@@ -117,7 +119,7 @@ class TensorFiles:
             seen = self._acked_files
             while not self._has_room(size):
                 left = deadline - time.monotonic()
-                if left <= 0 or seen == self._stuck_since:
+                if left <= 0 or self.hurry or seen == self._stuck_since:
                     self._stuck_since = seen
                     return False
                 self._changed.wait(min(left, 0.1))
