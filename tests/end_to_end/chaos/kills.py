@@ -1,5 +1,6 @@
 """kill -9 at many random moments, and what must be left afterwards."""
 
+import contextlib
 import random
 import time
 
@@ -11,17 +12,30 @@ SEED = 2026
 
 
 def kill_often(moments):
-    """An action: kills the collector so many times while the job goes on, then ends the job."""
+    """An action: kills the collector so many times while the job goes on, then ends the job.
+
+    Every second time it may first commit something: on a busy machine it dies too young else.
+    """
 
     def action(stage):
         rng = random.Random(SEED)
-        for _ in range(moments):
+        for number in range(moments):
+            if number % 2:
+                _await_commit(stage)
             time.sleep(rng.uniform(0.0, 0.6))
             stage.kill_daemon()
             stage.start_daemon()
         (stage.folder / "stop").touch()
 
     return action
+
+
+def _await_commit(stage):
+    log = stage.side / "tables" / "nodes" / "_delta_log"
+    entries = lambda: len(list(log.glob("*.json")))  # noqa: E731
+    before = entries()
+    with contextlib.suppress(TimeoutError):
+        until(lambda: entries() > before, 10)
 
 
 def kill_writer_often(nurseries, script, arguments, acks, moments, output, environ):

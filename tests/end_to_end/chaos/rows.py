@@ -1,5 +1,6 @@
 """The table of faults."""
 
+import contextlib
 import os
 import signal
 import time
@@ -104,7 +105,7 @@ def fill_disk(stage):
     if "step 1 " in stage.read_log():
         await_first_rows(stage)
     room = os.statvfs(stage.disk)
-    with open(stage.disk / "ballast", "wb") as ballast:
+    with contextlib.suppress(OSError), open(stage.disk / "ballast", "wb") as ballast:
         ballast.write(bytes(room.f_bavail * room.f_frsize - 8192))
 
 
@@ -363,11 +364,21 @@ PROCESSES = (
 )
 ENDLESS = {"steps": 1_000_000, "calls": 20, "pace_seconds": 0.2}
 MOMENTS = (
-    Row("collector kill -9, 20 moments", plan=ENDLESS, during=kill_often(20), blocked_seconds=9.0),
+    Row(
+        "collector kill -9, 20 moments",
+        plan=ENDLESS,
+        during=kill_often(20),
+        deliver=True,
+        blocked_seconds=9.0,
+    ),
 )
 LONG = (
     Row(
-        "collector kill -9, 500 moments", plan=ENDLESS, during=kill_often(500), blocked_seconds=99.0
+        "collector kill -9, 500 moments",
+        plan=ENDLESS,
+        during=kill_often(500),
+        deliver=True,
+        blocked_seconds=99.0,
     ),
 )
 ROWS = (*MOMENTS, *COLLECTOR, *NETWORK, *RANK, *SPOOL, *PROCESSES)
