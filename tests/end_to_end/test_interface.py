@@ -34,6 +34,7 @@ def test_calls_at_l1(run, tmp_path):
             "__main__.add_and_mul.0.forward",
             "Tensor.__add__.0.forward",
             "Module.Mine.Linear.forward.0",
+            "Torch.bernoulli.0.forward",
             "Tensor.sum.0.forward",
         ]
     assert done.output.count("save() records at level debug only") == 1
@@ -41,9 +42,14 @@ def test_calls_at_l1(run, tmp_path):
     with table.open(encoding="utf-8-sig", newline="") as file:
         rows = list(csv.DictReader(file))
     drawn = [row["api_name"] for row in rows]
-    assert drawn[-2:] == ["tensor_random.normal_.0", "tensor_random.normal_.1"]
-    assert "interface_job.py" in rows[-1]["stack"]
-    assert "normal_(torch.empty(2))" in rows[-1]["stack"]
+    assert drawn[-4:] == [
+        "tensor_random.normal_.0",
+        "torch_random.bernoulli.0",
+        "tensor_random.normal_.1",
+        "torch_random.bernoulli.1",
+    ]
+    assert "interface_job.py" in rows[-2]["stack"]
+    assert "normal_(torch.empty(2))" in rows[-2]["stack"]
     assert table.name.startswith("random_proc")
 
 

@@ -9,7 +9,6 @@ import importlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import BuiltinFunctionType, MethodDescriptorType
 from typing import Any
 
 import yaml
@@ -92,9 +91,8 @@ class ApiTable:
             for function, api in self.resolve(prefix):
                 found.setdefault(function, api)
                 # seed_all and random_save replace functions; C code reports the original.
-                original = getattr(function, "__wrapped__", None)
-                if isinstance(original, BuiltinFunctionType | MethodDescriptorType):
-                    found.setdefault(original, api)
+                while (function := getattr(function, "_rankscope_original", None)) is not None:
+                    found.setdefault(function, api)
         return found
 
     def resolve(self, prefix: str) -> Iterator[tuple[Any, Api]]:

@@ -132,4 +132,5 @@ def _watched(table: _Table, name: str, original: Callable[..., Any]) -> Callable
         finally:
             local.open = False
 
+    draw._rankscope_original = original  # type: ignore[attr-defined]  # names its records
     return draw

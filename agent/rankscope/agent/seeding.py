@@ -160,4 +160,5 @@ def _replace(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Any]) -
         return
     replacement = wrap(original)
     replacement._rankscope_seeding = True
+    replacement._rankscope_original = original  # by which records are named
     setattr(owner, name, replacement)
