@@ -16,6 +16,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
+import pyarrow.fs as fs
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
@@ -92,10 +93,14 @@ class Run:
         """The newest snapshot of a table of `schema.TABLES`; empty when nothing was written yet."""
         expected = schema.TABLES[table]
         try:
-            snapshot = DeltaTable(self.store / "tables" / table)
+            path = self.store / "tables" / table
+            snapshot = DeltaTable(path)
         except TableNotFoundError:
             return ds.dataset(expected.empty_table())
-        return snapshot.to_pyarrow_dataset()
+        # Arrow's own file system: the default one is Python, which Arrow's reading threads would
+        # still call while the interpreter ends, and abort it.
+        files = fs.SubTreeFileSystem(str(path), fs.LocalFileSystem())
+        return snapshot.to_pyarrow_dataset(filesystem=files)
 
     def table(
         self, name: str, columns: Sequence[str] | None = None, where: pc.Expression | None = None
