@@ -39,7 +39,13 @@ def test_import_stays_light(imported: str, absent: tuple[str, ...]) -> None:
 
 def test_public_names_are_exact_and_sorted() -> None:
     """What a script may import; a new name is a decision and a line here."""
-    assert rankscope.agent.__all__ == ["PrecisionDebugger", "seed_all"]
+    assert rankscope.agent.__all__ == [
+        "PrecisionDebugger",
+        "module_dump",
+        "module_dump_end",
+        "random_save",
+        "seed_all",
+    ]
     for name in rankscope.agent.__all__:
         assert getattr(rankscope.agent, name).__module__.startswith("rankscope.agent.")
 

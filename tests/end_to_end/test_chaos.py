@@ -42,7 +42,7 @@ def outcomes(request, nurseries, folder):
     wanted = {
         item.callspec.params["row"].name
         for item in request.session.items
-        if "row" in getattr(getattr(item, "callspec", None), "params", {})
+        if item.path == request.path and "row" in getattr(item, "fixturenames", ())
     }
     rows = [row for row in (*ROWS, *LONG) if row.name in wanted]
     with ThreadPoolExecutor(AT_ONCE) as pool:

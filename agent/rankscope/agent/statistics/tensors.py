@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from typing import Any
 
@@ -196,7 +197,11 @@ class TensorStatistics:
             if tensor.dtype is torch.float64:
                 self._override(entry, float64_overrides(tensor, partial))
         else:
-            partial = measure_special(tensor, lambda part: measure_plain(part, self._kernel))
+            # torch warns of some types when they are touched; that is no news for the script, and
+            # where it makes errors of warnings it would cost the values.
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                partial = measure_special(tensor, lambda part: measure_plain(part, self._kernel))
         self._override(entry, write_partial(self._rows, entry, partial))
 
     def _add_checksum(self, entry: int, tensor: torch.Tensor) -> None:
