@@ -181,6 +181,9 @@ def _is_done(sender: Sender) -> bool:
     return sender.welcome is not None and sender.backlog <= 0
 
 
+_END_SECONDS = 3.0
+
+
 class LeftoverWatch:
     """Now and then, when this process has nothing of its own to send, delivers what others left."""
 
@@ -215,7 +218,8 @@ class LeftoverWatch:
         """Cut a delivery short: what is not acknowledged stays for the next one."""
         self._stopping = True
         if self._thread is not None and self._thread.is_alive():
-            self._thread.join(0.5)
+            # It ends with its stream, within a second; the interpreter must not meet gRPC's threads.
+            self._thread.join(_END_SECONDS)
 
     def _deliver(self, uuids: list[str]) -> None:
         assert self._folder is not None
