@@ -378,3 +378,21 @@ def test_a_tensor_class_of_the_users_is_asked_no_more_than_without_us(record):
     asked.clear()
     torch.exp(x).sum().backward()
     assert [f.__name__ for f in while_recording] == [f.__name__ for f in asked]
+
+
+def test_a_thread_ends_without_our_mode(record):
+    """What is left on the stack, torch drops after the thread has left Python; that can abort the
+    process at its end."""
+    left = []
+
+    class Watched(threading.Thread):
+        def _delete(self):
+            left.append(torch._C._len_torch_function_stack())
+            super()._delete()
+
+    with record("L1") as watch:
+        thread = Watched(target=lambda: torch.cos(X))
+        thread.start()
+        thread.join()
+    assert left == [0]
+    assert watch.forwards() == ["Torch.cos.0"]

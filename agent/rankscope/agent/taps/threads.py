@@ -39,7 +39,31 @@ class ThreadTap:
 
     def _first_event(self, frame: FrameType, event: str, argument: Any) -> None:
         sys.setprofile(self._previous)
-        if self._on and not threading.current_thread().name.startswith("rankscope-"):
+        thread = threading.current_thread()
+        if self._on and not _is_transport(thread):
             self._functions.enter_thread()
+            self._leave_at_end(thread)
         if self._previous is not None:
             self._previous(frame, event, argument)
+
+    def _leave_at_end(self, thread: threading.Thread) -> None:
+        """Take the mode off as the thread's last act in Python. Torch would drop what is left on
+        the stack when the thread is already gone, and needs the interpreter for it: a process that
+        ends in that moment would be aborted.
+        """
+        last_act = getattr(thread, "_delete", None)
+        if last_act is None:
+            return
+
+        def leave_and_end() -> None:
+            self._functions.leave_thread()
+            last_act()
+
+        thread._delete = leave_and_end  # type: ignore[attr-defined]
+
+
+def _is_transport(thread: threading.Thread) -> bool:
+    """Ours, and those gRPC starts for us: no torch function runs there."""
+    target = getattr(thread, "_target", None)
+    module = str(getattr(target, "__module__", ""))
+    return thread.name.startswith("rankscope-") or module.startswith("grpc")

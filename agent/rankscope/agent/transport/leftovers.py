@@ -218,7 +218,7 @@ class LeftoverWatch:
         """Cut a delivery short: what is not acknowledged stays for the next one."""
         self._stopping = True
         if self._thread is not None and self._thread.is_alive():
-            # It ends with its stream, within a second; the interpreter must not meet gRPC's threads.
+            # It ends with its stream, within a second; gRPC's threads must be gone by the end.
             self._thread.join(_END_SECONDS)
 
     def _deliver(self, uuids: list[str]) -> None:
