@@ -95,7 +95,7 @@ def test_64_processes_of_which_3_are_killed(daemon, run, tmp_path):
     wait_for(lambda: counts() == {"live": 61, "lost": 3}, timeout=60)
     go.touch()
     assert swarm.wait(timeout=60) == 0
-    assert counts() == {"left": 61, "lost": 3}
+    wait_for(lambda: counts() == {"left": 61, "lost": 3}, timeout=60)
     found = completeness(run)
     assert sorted(found) == [(step, rank) for step in range(3) for rank in range(64)]
     for (step, number), row in found.items():

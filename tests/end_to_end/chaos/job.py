@@ -180,6 +180,8 @@ def sigterm_in_thread_of_work(job):
 
 
 def sigint(job):
+    # A shell that starts things in the background has them ignore SIGINT.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.kill(os.getpid(), signal.SIGINT)
 
 

@@ -46,7 +46,10 @@ class TransportConfig:
     ack_timeout_seconds: float = 30.0
     """A stream is given up when nothing is heard for this long while an answer is due."""
     connect_notice_seconds: float = 2.0
-    """A collector silent for this long is mentioned once, and the next address is tried."""
+    """A collector silent for this long is mentioned once."""
+    next_address_seconds: float = 0.5
+    """With several addresses, one silent for this long makes way for the next; twice that in each
+    further round."""
     unreachable_exit_seconds: float = 1.0
     """Longest wait in `close` when no collector ever answered and none is starting."""
     backoff_seconds: float = 0.1

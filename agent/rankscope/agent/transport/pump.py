@@ -368,5 +368,7 @@ class Transport:
 
 def _locator(config: TransportConfig, log: LogFunction) -> Locator:
     if config.collector:
-        return FixedAddresses(config.collector, config.unreachable_exit_seconds)
+        # The end of a short job gives each address its turn.
+        turns = config.next_address_seconds * (len(config.collector) - 1)
+        return FixedAddresses(config.collector, config.unreachable_exit_seconds + turns)
     return EmbeddedCollector(config.dump_path, log)

@@ -294,7 +294,7 @@ class Sender:
     def _patience(self) -> float:
         """How long a collector may take to answer a hello, growing with each round of addresses."""
         rounds = self._attempts // max(len(self._config.collector), 1)
-        growing = self._config.connect_notice_seconds * 2.0 ** min(rounds, 10)
+        growing = self._config.next_address_seconds * 2.0 ** min(rounds, 10)
         if len(self._config.collector) == 1:
             growing = self._config.ack_timeout_seconds
         return min(growing, self._config.ack_timeout_seconds)
