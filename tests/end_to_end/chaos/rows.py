@@ -228,6 +228,7 @@ RANK = (
         plan=job("kill_9", 5),
         at={2: kill},
         after=start,
+        deliver=True,  # the new daemon has not heard of the process
         status=KILLED,
         **UNFLUSHED,
     ),
