@@ -1,7 +1,7 @@
 """Where events become columns: called at every record, emptied into batches by the transport's
 thread.
 
-Nothing here makes an object per row. An event is nine integers appended to one array, its values
+Nothing here makes an object per row. An event is eight integers appended to one array, its values
 are ids, its tensors go to the statistics. `take` swaps the arrays under the lock and encodes them
 outside it.
 """
