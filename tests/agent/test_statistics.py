@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from waiting import no_waiting
 
 from rankscope.agent.statistics import StatisticsColumns, TensorStatistics
 from rankscope.agent.statistics import device as device_module
@@ -399,22 +400,6 @@ def test_inside_function_transforms(way: str) -> None:
 
 
 # -------------------------------------------------------------------- accelerators, here on CPU
-
-
-@contextmanager
-def no_waiting() -> Iterator[list[str]]:
-    """Notes every operator that brings a value to the host."""
-    waits: list[str] = []
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-            name = str(func)
-            if "_local_scalar_dense" in name or "_to_copy" in name or "nonzero.default" in name:
-                waits.append(name)
-            return func(*args, **(kwargs or {}))
-
-    with Watch():
-        yield waits
 
 
 def test_device_results_equal_the_direct_ones() -> None:

@@ -72,6 +72,8 @@ def test_every_column_of_a_tensor_leaf():
             "nan_count": 1,
             "inf_count": 2,
             "zero_count": 3,
+            "std": None,
+            "samples": None,
             "checksum": None,
             "digest": None,
             "data_name": None,
@@ -79,6 +81,8 @@ def test_every_column_of_a_tensor_leaf():
             "extra": '{"device_mesh": [0, 1]}',
             "stack": -9,
             "parent": "Module.fc.Linear.forward.0",
+            "object": None,
+            "object_call": None,
             "time": 1.5,
         }
     ]
@@ -172,6 +176,33 @@ def test_a_recording_in_the_batch_decides_how_checksums_are_written():
     event = Event("Torch.f.0.forward", structure=[0], leaves=(leaf,))
     made = decoded(batch([event], recording=pb.Recording(summary_mode="md5")), "xor")
     assert made.records["checksum"].to_pylist() == ["00000005"]
+
+
+def test_figures_that_were_asked_for():
+    tensors = [
+        Leaf(
+            "input_args", "0", numbers={"std": 0.5, "sample_count": 3}, samples=(1.0, math.nan, 2.0)
+        ),
+        Leaf("input_args", "1", form=pb.NULL),
+        Leaf("input_args", "2", numbers={"std": math.nan}),
+        Leaf("input_args", "3", flags=0, numbers={"std": 7.0}),
+        Leaf("input_args", "4", numbers={"std": 1.5, "sample_count": 1}, samples=(-3.0,)),
+    ]
+    rows = record_rows(*tensors)
+    np.testing.assert_equal(
+        [row["samples"] for row in rows], [[1.0, math.nan, 2.0], None, None, None, [-3.0]]
+    )
+    np.testing.assert_equal([row["std"] for row in rows], [0.5, None, math.nan, None, 1.5])
+
+
+def test_objects_of_events():
+    names = [f"Module.{name}.Linear.forward.0" for name in "ab"]
+    message = batch([Event(name, pb.NODE, kind=pb.MODULE) for name in names])
+    message.columns.objects.append("Linear-2")
+    message.columns.event_object = ids(0, 1)
+    message.columns.event_object_call = ids(0, 9, dtype="<i8")
+    nodes = decoded(message).nodes.to_pylist()
+    assert [(n["object"], n["object_call"]) for n in nodes] == [(None, None), ("Linear-2", 9)]
 
 
 @pytest.mark.parametrize(
@@ -316,6 +347,11 @@ MALFORMED = [
     (set_column(flags=b"\x08", checksum=ids(2**32, dtype="<u8")), "checksum"),
     (set_column(checksum=b"\0"), "checksum"),
     (set_column(digest=ids(1)), "digest"),
+    (set_column(std=b"\0" * 4), "columns.std"),
+    (set_column(sample_count=b"\2\0"), "columns.samples"),
+    (set_column(sample_count=b"\2"), "sample_count"),
+    (set_column(event_object=ids(1)), "event_object"),
+    (set_column(event_object=ids(0)), "event_object_call"),
     (lambda message: message.columns.digests.append(b"short"), "digests"),
     (lambda message: message.columns.outlines.append(b"\xff"), "outlines"),
     (set_outline(form=0), "form"),
@@ -391,7 +427,8 @@ def _valid_payload():
         "output",
         "0",
         flags=31,
-        numbers={"checksum": 3, "digest": 1, "max": 1.0},
+        numbers={"checksum": 3, "digest": 1, "max": 1.0, "std": 2.0, "sample_count": 2},
+        samples=(1.0, 5.0),
         value='{"max": 2}',
         extra_json='{"a": 1}',
     )

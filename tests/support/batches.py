@@ -25,6 +25,7 @@ class Leaf:
     extra_json: str = ""
     flags: int = EVERY_FLAG
     numbers: dict = field(default_factory=dict)  # max, min, sum, sum_of_squares, *_count, checksum
+    samples: tuple = ()  # numbers has their sample_count
 
     def template(self):
         is_tensor = self.form == pb.TENSOR
@@ -65,7 +66,10 @@ _TENSOR_COLUMNS = {
     "zero_count": "<i8",
     "checksum": "<u8",
     "digest": "<u4",
+    "std": "<f8",
+    "sample_count": "<u2",
 }
+_OPTIONAL = ("checksum", "digest", "std", "sample_count")
 
 
 def columns(events, first_event=0, digests=()):
@@ -96,10 +100,11 @@ def columns(events, first_event=0, digests=()):
         flags=_bytes([leaf.flags for leaf in tensors], "u1"),
     )
     for name, dtype in _TENSOR_COLUMNS.items():
-        if name in ("checksum", "digest") and not any(name in leaf.numbers for leaf in tensors):
+        if name in _OPTIONAL and not any(name in leaf.numbers for leaf in tensors):
             continue
         numbers = [leaf.numbers.get(name, 0) for leaf in tensors]
         setattr(message, name, _bytes(numbers, dtype))
+    message.samples = _bytes([number for leaf in tensors for number in leaf.samples], "<f8")
     return message
 
 

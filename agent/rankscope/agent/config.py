@@ -74,6 +74,11 @@ class Config:
     custom_wrap_ops: Mapping[str, tuple[str, ...]]
     """Path of a module -> names of functions in it that are watched."""
 
+    samples: int
+    """Most elements of each tensor that are recorded; 0: none."""
+    std: bool
+    object_names: bool
+
     path: Path | None
     """The file that all this was read from."""
     raw: Mapping[str, Any]

@@ -18,9 +18,17 @@ import numpy as np
 import numpy.typing as npt
 
 from rankscope.agent.capture import Capture
+from rankscope.agent.objects import Objects
 from rankscope.agent.outline import Outlines, Parts, TensorEntry
 from rankscope.agent.stacks import StackTable
-from rankscope.agent.statistics import Description, Pending, TensorStatistics
+from rankscope.agent.statistics import (
+    Description,
+    DetailedPending,
+    DetailedStatistics,
+    Pending,
+    TensorStatistics,
+    Wanted,
+)
 from rankscope.v1 import collector_pb2 as pb
 
 NODE, INPUT, OUTPUT = pb.NODE, pb.INPUT, pb.OUTPUT
@@ -38,13 +46,19 @@ _Ints = npt.NDArray[np.int64]
 class Recorder:
     """Collects the events of one process. Every method may be called from any thread."""
 
-    def __init__(self, checksum: str = "", capture: Capture | None = None) -> None:
+    def __init__(
+        self, checksum: str = "", capture: Capture | None = None, wanted: Wanted | None = None
+    ) -> None:
+        """`wanted` asks for more figures of each tensor than are always taken."""
         self.lock = threading.RLock()
         self.capture = capture  # of whole tensors; None: none is
         self.stacks = StackTable()
         self.outlines = Outlines()
         self._checksum = checksum
-        self._statistics = TensorStatistics(checksum)
+        self._statistics = (
+            DetailedStatistics(wanted, checksum) if wanted else TensorStatistics(checksum)
+        )
+        self.objects: Objects | None = None  # None: the names of module objects are not recorded
         self._names: dict[str, int] = {"": 0}
         self.names: list[str] = [""]  # by id
         self._events = array("q")
@@ -207,7 +221,7 @@ class Recorder:
         events: array[int],
         times: array[float],
         values: array[int],
-        pending: Pending,
+        pending: Pending | DetailedPending,
     ) -> None:
         table = np.frombuffer(events, dtype=np.int64).reshape(-1, _COLUMNS)
         step, name, what, kind, direction, outline, parent, stack = table.T
@@ -231,11 +245,17 @@ class Recorder:
         columns.event_parent = _bytes(parent_index, "<u4")
         columns.event_stack = _bytes(stack, "<i8")
         columns.event_time = times.tobytes()
+        if self.objects is not None:
+            self.objects.encode(columns, step, name)
         self._statistics_columns(columns, value_index, outline_index, pending)
         self._announce(batch, np.unique(stack).tolist())
 
     def _statistics_columns(
-        self, columns: pb.Columns, value_index: _Ints, outline_index: _Ints, pending: Pending
+        self,
+        columns: pb.Columns,
+        value_index: _Ints,
+        outline_index: _Ints,
+        pending: Pending | DetailedPending,
     ) -> None:
         figures = pending.reduce()
         if figures.overrides:
@@ -251,6 +271,11 @@ class Recorder:
         columns.zero_count = _bytes(figures.zero_count, "<i8")
         if self._checksum:
             columns.checksum = _bytes(figures.checksum, "<u8")
+        if figures.std is not None:
+            columns.std = _bytes(figures.std, "<f8")
+        if figures.samples is not None and figures.sample_count is not None:
+            columns.sample_count = _bytes(figures.sample_count, "<u2")
+            columns.samples = _bytes(figures.samples, "<f8")
 
     def _override(
         self,

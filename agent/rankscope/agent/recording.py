@@ -23,8 +23,10 @@ from rankscope.agent.config_watch import ConfigWatch
 from rankscope.agent.coordinates import coordinates
 from rankscope.agent.errors import UsageError
 from rankscope.agent.log import log
+from rankscope.agent.objects import Objects
 from rankscope.agent.recorder import Recorder
 from rankscope.agent.session import Session
+from rankscope.agent.statistics import Wanted
 from rankscope.agent.taps import Taps
 from rankscope.agent.taps.modules import Model
 from rankscope.agent.taps.saves import Saves, is_savable
@@ -47,8 +49,12 @@ class Recording:
         """`reload` reads the configuration once more, for dump_enable."""
         self._config = config
         self._recorder = Recorder(
-            "" if config.summary_mode == "statistics" else config.summary_mode, _capture(config)
+            "" if config.summary_mode == "statistics" else config.summary_mode,
+            _capture(config),
+            Wanted(config.samples, config.std),
         )
+        if config.object_names:
+            self._recorder.objects = Objects()
         self._session = Session(config, self._recorder)
         self._taps = Taps(self._session)
         self._saves = Saves(self._session)

@@ -5,6 +5,7 @@ row's `check` returns the value in the form the agent uses or raises ValueError;
 composed once, in `Key.read`.
 """
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ EXTRAS = (
 )
 PARTS = frozenset({"forward", "backward", "input", "output"})
 LARGEST_INDEX = 1_000_000
+LARGEST_SAMPLES = 1024
 
 
 @dataclass(frozen=True)
@@ -214,12 +216,12 @@ def run_name(value: Any) -> str:
     return name
 
 
-def number(kind: type, smallest: float) -> Callable[[Any], Any]:
+def number(kind: type, smallest: float, largest: float = math.inf) -> Callable[[Any], Any]:
     def check(value: Any) -> Any:
         wanted = int if kind is int else (int, float)
         if isinstance(value, bool) or not isinstance(value, wanted):
             raise ValueError
-        if not smallest <= value < float("inf"):
+        if not smallest <= value <= largest or value == math.inf:
             raise ValueError
         return kind(value)
 
@@ -348,6 +350,15 @@ SETTINGS = (
         "a number from 0",
         "longest wait at exit for the collector to have everything",
     ),
+    Key(
+        "samples",
+        0,
+        number(int, 0, LARGEST_SAMPLES),
+        f"a whole number from 0 to {LARGEST_SAMPLES}",
+        "so many elements of each tensor are recorded, equally spaced",
+    ),
+    Key("std", False, flag, _FLAG, "record the standard deviation of each tensor"),
+    Key("object_names", False, flag, _FLAG, "record which object a module is, and its call"),
     Key("apis", None, text, "a path", "own table of watched functions, in the form of apis.yaml"),
     Key(
         "extras",

@@ -3,9 +3,11 @@
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from rankscope.collector.columns import (
+    Ids,
     Rows,
     Texts,
     constant_column,
@@ -49,8 +51,17 @@ class Events:
         )
         self._stack = read_column("event_stack", columns.event_stack, "<i8", count)
         self._time = read_column("event_time", columns.event_time, "<f8", count)
+        self._objects = Texts(columns.objects)
+        self._object, self._object_call = self._read_objects(columns)
         self._read_outlines(columns)
         self.steps = self._distinct_steps()
+
+    def _read_objects(self, columns: pb.Columns) -> tuple[Ids, npt.NDArray[np.int64]]:
+        if not columns.event_object:  # their names are not recorded
+            return np.zeros(self.count, np.uint32), np.zeros(self.count, np.int64)
+        ids = read_ids("event_object", columns.event_object, self.count, len(columns.objects) + 1)
+        field = "event_object_call"
+        return ids, read_column(field, columns.event_object_call, "<i8", self.count)
 
     def _read_outlines(self, columns: pb.Columns) -> None:
         outlines = tuple(parse_outline(outline) for outline in columns.outlines)
@@ -99,6 +110,8 @@ class Events:
             "direction": _DIRECTIONS.take(self._direction[rows]),
             "stack": pa.array(stack, mask=stack == 0),
             "parent": self._names.take_optional(self._parent[rows]),
+            "object": self._objects.take_optional(self._object[rows]),
+            "object_call": pa.array(self._object_call[rows], mask=self._object_call[rows] == 0),
             "time": pa.array(self._time[rows]),
         }
 

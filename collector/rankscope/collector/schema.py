@@ -37,6 +37,8 @@ RECORDS = pa.schema(
         ("nan_count", pa.int64()),
         ("inf_count", pa.int64()),
         ("zero_count", pa.int64()),
+        ("std", pa.float64()),
+        ("samples", pa.list_(pa.float64())),  # equally spaced elements
         ("checksum", pa.string()),  # as dump.json writes it
         ("digest", pa.string()),  # hex, of a captured tensor
         ("data_name", pa.string()),  # file name under dump_tensor_data
@@ -44,6 +46,8 @@ RECORDS = pa.schema(
         ("extra", _text),  # JSON object of further fields of a tensor entry
         ("stack", pa.int64()),  # stacks.stack
         ("parent", _text),
+        ("object", _text),  # "Linear-2": which object a module is
+        ("object_call", pa.int64()),
         ("time", pa.float64()),
     ]
 )
@@ -64,6 +68,8 @@ NODES = pa.schema(
         ("leaves", pa.int32()),  # number of rows in `records`
         ("stack", pa.int64()),
         ("parent", _text),
+        ("object", _text),
+        ("object_call", pa.int64()),
         ("time", pa.float64()),
     ]
 )

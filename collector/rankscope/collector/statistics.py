@@ -23,6 +23,7 @@ OVERRIDABLE = ("max", "min", "mean", "norm", "sum", "sum_of_squares")
 
 _ALL_FLAGS = 31
 _DIGEST_BYTES = 32
+_SAMPLES = pa.list_(pa.float64())
 _SPECIAL = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 
 _Numbers = npt.NDArray[Any]
@@ -68,6 +69,7 @@ class Statistics:
         no_tensor = np.ones(len(self._flags), np.bool_)
         no_tensor[self._tensors] = False
         columns["elements"] = pa.array(self._elements, mask=no_tensor)
+        columns["samples"] = self._samples()
         columns["checksum"] = self._checksums(summary_mode)
         columns["digest"] = self._digests()
         return columns
@@ -104,7 +106,27 @@ class Statistics:
             "norm": (norm, no_sums),
             "sum": (total, no_sums),
             "sum_of_squares": (squares, no_sums),
+            "std": self._std(no_sums | (self._elements == 0)),
         }
+
+    def _std(self, missing: _Mask) -> tuple[_Numbers, _Mask]:
+        if not self._columns.std:  # not recorded
+            return np.zeros(len(missing)), np.ones(len(missing), np.bool_)
+        return self._read("std", "<f8"), missing
+
+    def _samples(self) -> pa.Array:
+        """A list a tensor that has samples."""
+        columns = self._columns
+        if not columns.sample_count:
+            return pa.nulls(len(self._elements), _SAMPLES)
+        counts = self._read("sample_count", "<u2")
+        offsets = np.zeros(len(counts) + 1, np.int64)
+        np.cumsum(counts, out=offsets[1:])
+        values = read_column("samples", columns.samples, "<f8", int(offsets[-1]))
+        if offsets[-1] >= 2**31:
+            raise MalformedBatch("columns.samples", f"{offsets[-1]} numbers")
+        starts = pa.array(offsets.astype(np.int32))
+        return pa.ListArray.from_arrays(starts, pa.array(values), mask=pa.array(counts == 0))
 
     def _counts(self) -> dict[str, tuple[_Numbers, _Mask]]:
         missing = self._lacks(pb.HAS_COUNTS)

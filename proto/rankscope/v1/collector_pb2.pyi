@@ -232,7 +232,7 @@ class Batch(_message.Message):
     def __init__(self, columns: _Optional[_Union[Columns, _Mapping]] = ..., steps: _Optional[_Iterable[_Union[StepEvent, _Mapping]]] = ..., rank: _Optional[_Union[Rank, _Mapping]] = ..., drops: _Optional[_Iterable[_Union[DropCount, _Mapping]]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., stacks: _Optional[_Iterable[_Union[Stack, _Mapping]]] = ..., recording: _Optional[_Union[Recording, _Mapping]] = ..., blobs: _Optional[_Iterable[_Union[Blob, _Mapping]]] = ...) -> None: ...
 
 class Columns(_message.Message):
-    __slots__ = ("first_event", "event_count", "names", "outlines", "values", "event_step", "event_name", "event_what", "event_kind", "event_direction", "event_outline", "event_parent", "event_stack", "event_time", "leaf_value", "flags", "max", "min", "sum", "sum_of_squares", "nan_count", "inf_count", "zero_count", "checksum", "digest", "digests")
+    __slots__ = ("first_event", "event_count", "names", "outlines", "values", "event_step", "event_name", "event_what", "event_kind", "event_direction", "event_outline", "event_parent", "event_stack", "event_time", "leaf_value", "flags", "max", "min", "sum", "sum_of_squares", "nan_count", "inf_count", "zero_count", "checksum", "digest", "digests", "std", "sample_count", "samples", "objects", "event_object", "event_object_call")
     FIRST_EVENT_FIELD_NUMBER: _ClassVar[int]
     EVENT_COUNT_FIELD_NUMBER: _ClassVar[int]
     NAMES_FIELD_NUMBER: _ClassVar[int]
@@ -259,6 +259,12 @@ class Columns(_message.Message):
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    STD_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    EVENT_OBJECT_FIELD_NUMBER: _ClassVar[int]
+    EVENT_OBJECT_CALL_FIELD_NUMBER: _ClassVar[int]
     first_event: int
     event_count: int
     names: _containers.RepeatedScalarFieldContainer[str]
@@ -285,7 +291,13 @@ class Columns(_message.Message):
     checksum: bytes
     digest: bytes
     digests: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, first_event: _Optional[int] = ..., event_count: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., outlines: _Optional[_Iterable[bytes]] = ..., values: _Optional[_Iterable[str]] = ..., event_step: _Optional[bytes] = ..., event_name: _Optional[bytes] = ..., event_what: _Optional[bytes] = ..., event_kind: _Optional[bytes] = ..., event_direction: _Optional[bytes] = ..., event_outline: _Optional[bytes] = ..., event_parent: _Optional[bytes] = ..., event_stack: _Optional[bytes] = ..., event_time: _Optional[bytes] = ..., leaf_value: _Optional[bytes] = ..., flags: _Optional[bytes] = ..., max: _Optional[bytes] = ..., min: _Optional[bytes] = ..., sum: _Optional[bytes] = ..., sum_of_squares: _Optional[bytes] = ..., nan_count: _Optional[bytes] = ..., inf_count: _Optional[bytes] = ..., zero_count: _Optional[bytes] = ..., checksum: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., digests: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    std: bytes
+    sample_count: bytes
+    samples: bytes
+    objects: _containers.RepeatedScalarFieldContainer[str]
+    event_object: bytes
+    event_object_call: bytes
+    def __init__(self, first_event: _Optional[int] = ..., event_count: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., outlines: _Optional[_Iterable[bytes]] = ..., values: _Optional[_Iterable[str]] = ..., event_step: _Optional[bytes] = ..., event_name: _Optional[bytes] = ..., event_what: _Optional[bytes] = ..., event_kind: _Optional[bytes] = ..., event_direction: _Optional[bytes] = ..., event_outline: _Optional[bytes] = ..., event_parent: _Optional[bytes] = ..., event_stack: _Optional[bytes] = ..., event_time: _Optional[bytes] = ..., leaf_value: _Optional[bytes] = ..., flags: _Optional[bytes] = ..., max: _Optional[bytes] = ..., min: _Optional[bytes] = ..., sum: _Optional[bytes] = ..., sum_of_squares: _Optional[bytes] = ..., nan_count: _Optional[bytes] = ..., inf_count: _Optional[bytes] = ..., zero_count: _Optional[bytes] = ..., checksum: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., digests: _Optional[_Iterable[bytes]] = ..., std: _Optional[bytes] = ..., sample_count: _Optional[bytes] = ..., samples: _Optional[bytes] = ..., objects: _Optional[_Iterable[str]] = ..., event_object: _Optional[bytes] = ..., event_object_call: _Optional[bytes] = ...) -> None: ...
 
 class Blob(_message.Message):
     __slots__ = ("digest", "dtype", "shape", "size", "file", "offset")

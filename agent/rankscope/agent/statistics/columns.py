@@ -70,6 +70,10 @@ class StatisticsColumns:
     zero_count: npt.NDArray[np.int64]
     checksum: npt.NDArray[np.uint64]
     overrides: Overrides
+    # Only where they are asked for; the samples of all entries stand one after another.
+    std: npt.NDArray[np.float64] | None = None
+    sample_count: npt.NDArray[np.uint16] | None = None
+    samples: npt.NDArray[np.float64] | None = None
 
 
 def columns_of(rows: npt.NDArray[Any], overrides: Overrides) -> StatisticsColumns:

@@ -49,7 +49,7 @@ class DeviceResults:
     def add(self, entry: int, tensor: torch.Tensor) -> None:
         """Queue the computation of all statistics of a tensor's values on the current stream."""
         self._remember_stream()
-        tensor = _plain_numbers(tensor)
+        tensor = plain_numbers(tensor)
         floating = tensor.dtype.is_floating_point
         found = {
             statistic.name: statistic.on_device(tensor)
@@ -90,7 +90,7 @@ class DeviceResults:
             event.synchronize()
         with unseen(), self._aside():
             self._pack()
-            values = _fetch([packed for _, _, packed in self._packed])
+            values = fetch([packed for _, _, packed in self._packed])
         for (name, entries, _), column in zip(self._packed, values, strict=True):
             for entry, value in zip(entries, column.tolist(), strict=True):
                 rows[name][entry] = value
@@ -148,7 +148,7 @@ def is_capturing(tensor: torch.Tensor) -> bool:
     return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
-def _plain_numbers(tensor: torch.Tensor) -> torch.Tensor:
+def plain_numbers(tensor: torch.Tensor) -> torch.Tensor:
     """What the statistics of a tensor are taken of; without a sync."""
     if tensor.layout is torch.sparse_coo:
         tensor = tensor._values()
@@ -166,7 +166,7 @@ def _plain_numbers(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _fetch(packed: list[torch.Tensor]) -> list[npt.NDArray[Any]]:
+def fetch(packed: list[torch.Tensor]) -> list[npt.NDArray[Any]]:
     """All buffers on the host, with one copy a dtype."""
     found: dict[int, npt.NDArray[Any]] = {}
     for dtype in dict.fromkeys(tensor.dtype for tensor in packed):

@@ -8,7 +8,7 @@ import torch
 
 from .columns import Partial
 from .dtypes import NUMERIC
-from .table import combine, combine_all
+from .table import combine_all
 
 Measure = Callable[[torch.Tensor], Partial]
 
@@ -47,16 +47,43 @@ def measure_special(tensor: torch.Tensor, measure: Measure) -> Partial:
 
     Complex numbers count by their magnitude. Elements that a sparse tensor leaves out are zeros.
     """
-    if tensor.layout in _SPARSE:
-        return _measure_sparse(tensor, measure)
+    partials = [measure(part) for part in plain_parts(tensor)]
+    if left_out := left_out_of(tensor):
+        partials.append(_ZEROS._replace(zero_count=left_out))
+    return combine_all(partials)
+
+
+def left_out_of(tensor: torch.Tensor) -> int:
+    """How many zeros a sparse tensor does not store."""
+    return tensor.numel() - values_of(tensor).numel() if tensor.layout in _SPARSE else 0
+
+
+def plain_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The stored values of any CPU tensor as strided tensors of a dtype in NUMERIC, in order."""
     if tensor.is_quantized:
-        return _in_blocks(tensor.dequantize(), lambda block: block, measure)
-    plain = values_of(tensor)
-    if plain.is_complex():
-        return _measure_complex(plain, measure)
-    if plain.dtype in NUMERIC:
-        return measure(plain)
-    return _in_blocks(plain, _single, measure)
+        yield tensor.dequantize()
+        return
+    stored = values_of(tensor)
+    if stored.numel() == 0:
+        return
+    if stored.dtype in NUMERIC:
+        yield stored
+    else:
+        yield from map(plain_numbers, _blocks(stored))
+
+
+def plain_numbers(tensor: torch.Tensor) -> torch.Tensor:
+    """A small strided tensor in a dtype of NUMERIC; complex numbers by their magnitude."""
+    if tensor.dtype in NUMERIC:
+        return tensor
+    if not tensor.is_complex():
+        return _single(tensor)
+    if tensor.dtype is torch.complex32:
+        tensor = torch.view_as_complex(torch.view_as_real(tensor).float().contiguous())
+    magnitude = tensor.abs()
+    if tensor.dtype is torch.complex64 and bool(torch.isinf(magnitude).any()):
+        return tensor.to(torch.complex128).abs()
+    return magnitude
 
 
 def _single(tensor: torch.Tensor) -> torch.Tensor:
@@ -64,32 +91,6 @@ def _single(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(torch.float32)
     except RuntimeError as error:
         raise NoValues(f"torch cannot read {tensor.dtype}") from error
-
-
-def _measure_sparse(tensor: torch.Tensor, measure: Measure) -> Partial:
-    values = values_of(tensor)
-    left_out = tensor.numel() - values.numel()
-    zeros = _ZEROS._replace(zero_count=left_out)
-    if values.numel() == 0:
-        return zeros
-    partial = measure_special(values, measure)
-    return combine(partial, zeros) if left_out else partial
-
-
-def _measure_complex(tensor: torch.Tensor, measure: Measure) -> Partial:
-    if tensor.dtype is torch.complex32:
-        tensor = torch.view_as_real(tensor).float()
-        tensor = torch.view_as_complex(tensor.contiguous())
-    partial = _in_blocks(tensor, torch.abs, measure)
-    if partial.inf_count and tensor.dtype is torch.complex64:
-        return _in_blocks(tensor, lambda block: block.to(torch.complex128).abs(), measure)
-    return partial
-
-
-def _in_blocks(
-    tensor: torch.Tensor, convert: Callable[[torch.Tensor], torch.Tensor], measure: Measure
-) -> Partial:
-    return combine_all([measure(convert(block)) for block in _blocks(tensor)])
 
 
 def _blocks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:

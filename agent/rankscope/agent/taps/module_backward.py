@@ -155,7 +155,7 @@ class ModuleBackward:
             return
         inside = arrival.inside.pop(index, None)
         if inside is not None and gradient is not None:
-            gradient = _difference(gradient, inside)
+            gradient = _outside(gradient, inside)
         arrival.outputs[index] = gradient
         arrival.outputs_left -= 1
         for output, place in awaited.passed:
@@ -195,6 +195,8 @@ class ModuleBackward:
         if arrival is None:
             parent = session.backward_parent(awaited.parent)
             arrival = arrivals[awaited] = Arrival(awaited, parent)
+            if session.recorder.objects is not None:
+                session.recorder.objects.went_backward(session.step, awaited.name)
             session.begin_node(awaited.name, rec.MODULE, rec.BACKWARD, parent, 0)
             session.enters(awaited.name)
             session.local.modules.append(awaited.name)
@@ -330,9 +332,13 @@ def consumers(
     return found
 
 
-def _difference(total: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-    """total - part, computed wide; total itself where that says nothing (infinities, sparse)."""
+def _outside(total: torch.Tensor, part: torch.Tensor) -> torch.Tensor | None:
+    """total - part, computed wide: None when nothing is left, total itself where the difference
+    says nothing (infinities, sparse).
+    """
     try:
+        if torch.equal(total, part):
+            return None
         rest = (total.detach().double() - part.detach().double()).to(total.dtype)
         return rest if bool(torch.isfinite(rest).all()) else total
     except (RuntimeError, TypeError):

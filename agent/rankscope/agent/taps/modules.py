@@ -60,8 +60,11 @@ class ModuleTap:
         """Hook the modules below `model`; those of earlier models stay hooked until `stop`."""
         for root in _roots(model):
             self._hook(root, _RootHooks(self))
+        objects = self._session.recorder.objects
         for stem, module in named_modules(model):
             self._hook(module, _Hooks(self, stem))
+            if objects is not None:
+                objects.name(module)
 
     def _hook(self, module: nn.Module, hooks: _Hooks) -> None:
         if (key := (id(module), type(hooks))) not in self._hooked:
@@ -124,6 +127,8 @@ class ModuleTap:
         forward = session.recorder.name_id(f"{stem}.forward.{number}")
         backward = session.recorder.name_id(f"{stem}.backward.{number}")
         parent = session.parent()
+        if session.recorder.objects is not None:
+            session.recorder.objects.called(session.step, module, forward, backward)
         kept = session.enters(forward)
         stack = session.stack() if kept else 0
         session.parents[forward] = parent

@@ -11,7 +11,7 @@ import pyarrow as pa
 from . import columns, statistics
 
 COLUMNS = ["form", "type", "dtype", "shape", "requires_grad", *statistics.KEYS]
-COLUMNS += ["checksum", "data_name", "value", "extra", "nan_count", "inf_count"]
+COLUMNS += ["checksum", "data_name", "value", "extra", "nan_count", "inf_count", "std", "samples"]
 
 
 def entries(rows: pa.Table, summary_mode: str, high_precision: bool) -> list[Any]:
@@ -23,7 +23,7 @@ def entries(rows: pa.Table, summary_mode: str, high_precision: bool) -> list[Any
     values = columns.texts(rows, "value")
     types = columns.texts(rows, "type")
     fragments = {text: None if text is None else raw_json(text) for text in set(values)}
-    tensors = iter(_tensors(rows, forms, values, summary_mode, high_precision))
+    tensors = iter(_detailed(_tensors(rows, forms, values, summary_mode, high_precision), rows))
     scalars: dict[tuple[str | None, str | None], dict[str, Any]] = {}
     result: list[Any] = []
     for form, kind, value in zip(forms, types, values, strict=True):
@@ -146,6 +146,24 @@ def _with_checksums(heads: Iterable[Any], tails: Iterable[Any]) -> Iterable[dict
         }
         _add(entry, extra, name)
         yield entry
+
+
+def _detailed(tensors: Iterable[dict[str, Any]], rows: pa.Table) -> Iterable[dict[str, Any]]:
+    """The entries with the figures that msProbe does not have, where they were asked for."""
+    if rows["std"].null_count == rows["samples"].null_count == rows.num_rows:
+        return tensors
+    figures = zip(columns.plain(rows, "std"), columns.plain(rows, "samples"), strict=True)
+    return (_with_details(entry, *pair) for entry, pair in zip(tensors, figures, strict=True))
+
+
+def _with_details(
+    entry: dict[str, Any], std: float | None, samples: list[float] | None
+) -> dict[str, Any]:
+    if std is not None:
+        entry["std"] = statistics.json_number(std)
+    if samples is not None:
+        entry["samples"] = [statistics.json_number(sample) for sample in samples]
+    return entry
 
 
 def _add(entry: dict[str, Any], extra: dict[str, Any] | None, name: str | None) -> None:
