@@ -1,5 +1,8 @@
 """Module calls, their gradients and their place in the call tree."""
 
+from collections import OrderedDict
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import nn
@@ -83,6 +86,42 @@ def test_an_output_that_the_module_uses_again(record):
     entry = recorded.data()[NAME]
     assert gradients(entry, "input") == [([2], 1.0), ([2], 1.0)]
     assert gradients(entry, "output") == [([2], 22.0)]
+
+
+@pytest.mark.parametrize("uses", [lambda y: (y * 10).sum(), lambda y: (y * 10 + y.exp()).sum()])
+def test_an_output_that_only_the_module_uses(record, uses):
+    """Nothing comes from outside, however often the module's own nodes send something."""
+
+    def forward(self, x):
+        y = x * 2
+        return uses(y), y
+
+    net = lambda_module(forward)
+    with (recorded := record("L0", model=net)):
+        net(leaf(1.0, 2.0) * 1)[0].backward()
+    assert gradients(recorded.data()[NAME], "input") == [([], 1.0), None]
+
+
+@dataclass
+class Output(OrderedDict):
+    """As model libraries make them: as a mapping it lacks the fields that are None."""
+
+    loss: torch.Tensor
+    states: torch.Tensor | None = None
+
+    def __post_init__(self):
+        self.update(loss=self.loss)
+
+
+def test_an_output_that_is_a_dataclass_and_a_mapping(record):
+    net = lambda_module(lambda self, x: Output(x * 2))
+    with (recorded := record("L0", model=net)):
+        net(leaf(1.0, 2.0) * 1).loss.sum().backward()
+    data = recorded.data()
+    (output,) = data["Module.inner.Inner.forward.0"]["output"]
+    assert (list(output), output["loss"]["Max"]) == (["loss", "states"], 4.0)
+    assert output["states"] is None
+    assert gradients(data[NAME], "input") == [([2], 1.0)]
 
 
 def test_an_input_used_inside_and_outside(record):
@@ -200,6 +239,31 @@ def test_parameters_grad_accumulates(record):
     seen = [data[f"Module.inner.Linear.parameters_grad.{k}"] for k in (0, 1)]
     assert [list(entry) for entry in seen] == [["bias", "weight"]] * 2
     assert [entry["weight"][0]["Max"] for entry in seen] == [1.0, 2.0]
+
+
+def test_a_parameter_of_two_modules_is_in_the_records_of_both(record):
+    """As with tied embeddings; each of them counts its arrivals, one for the whole pass."""
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    net[1].weight = net[2].weight = net[0].weight
+    with (recorded := record("L0", model=net)):
+        for _ in range(2):
+            net(torch.ones(1, 2)).sum().backward()
+    data = recorded.data()
+    for number in (0, 1):
+        first, *others = (data[f"Module.{i}.Linear.parameters_grad.{number}"] for i in range(3))
+        assert sorted(first) == ["bias", "weight"]
+        assert [entry["weight"] for entry in others] == [first["weight"]] * 2
+    assert data["Module.0.Linear.parameters_grad.0"] != data["Module.0.Linear.parameters_grad.1"]
+
+
+def test_gradients_of_parameters_stand_where_the_last_of_them_arrived(record):
+    net = lambda_module(lambda self, x: torch.sin(x * self.w0) + self.w1, parameters=2)
+    with (recorded := record("mix", model=net)):
+        net(torch.ones(2)).sum().backward()
+    *before, last = (n for n in recorded.data() if "backward" in n or "_grad" in n)
+    assert "Torch.sin.0.backward" in before
+    assert last == "Module.inner.Inner.parameters_grad.0"
+    assert list(recorded.data()[last]) == ["w1", "w0"]
 
 
 class Layer(nn.Module):

@@ -82,10 +82,11 @@ def encode(value: Any) -> Encoded | list[Any] | dict[Any, Any]:
         return dict(zip(value._fields, value, strict=False))
     if isinstance(value, list | tuple):
         return list(value)
-    if isinstance(value, Mapping):
-        return dict(value.items())
+    # Before mappings: the outputs of model libraries are both, and as a mapping lack what is None.
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: getattr(value, f.name, None) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return dict(value.items())
     for base, leaf in SCALARS.items():
         if isinstance(value, base):
             return leaf, scalar_json(base(value))

@@ -1,6 +1,7 @@
 """Gradients of parameters, seen after they were accumulated into `.grad`.
 
-One hook a parameter, put on when its module first runs while recording and taken off by `stop()`.
+One hook a parameter of a module, put on when that first runs while recording and taken off by
+`stop()`; a parameter that two modules share is in the records of both.
 The record `Module.{name}.{Class}.parameters_grad.{k}` holds each parameter's running gradient; k
 counts the arrivals of the parameter that arrived first in this step.
 """
@@ -23,7 +24,9 @@ class ParameterGradients:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._hooks: dict[int, tuple[weakref.ref[torch.Tensor], RemovableHandle]] = {}
+        self._hooks: dict[
+            tuple[int, str, str], tuple[weakref.ref[torch.Tensor], RemovableHandle]
+        ] = {}  # by parameter, module stem and name in it
         self._arrivals: Counter[tuple[str, str]] = Counter()
         self._first: dict[str, str] = {}  # module stem -> the parameter that arrived first
         self._step = -1
@@ -38,12 +41,13 @@ class ParameterGradients:
         for name, parameter in module._parameters.items():
             if parameter is None or not parameter.requires_grad or not parameter.is_leaf:
                 continue
-            known = self._hooks.get(id(parameter))
+            key = (id(parameter), stem, name)
+            known = self._hooks.get(key)
             if known is None or known[0]() is not parameter:
                 hook = _Hook(self, stem, name)
                 register = parameter.register_post_accumulate_grad_hook
                 handle = register(hook)  # type: ignore[no-untyped-call]
-                self._hooks[id(parameter)] = (weakref.ref(parameter), handle)
+                self._hooks[key] = (weakref.ref(parameter), handle)
 
     def stop(self) -> None:
         for _, handle in self._hooks.values():

@@ -1,8 +1,8 @@
 """The documents of one process and step, built from its events in order.
 
 A record is inserted when its first part arrives. A module's record is taken out and appended again
-when its output arrives, so that it stands after everything that ran inside it; all others keep
-their first place.
+when its output arrives, so that it stands after everything that ran inside it, and that of its
+parameters' gradients with each one that arrives; all others keep their first place.
 
 The layout is JSON with an indent of 2, UTF-8, without a newline at the end. msProbe indents by 1,
 which costs 4 to 8 times as much here and changes no value.
@@ -119,7 +119,7 @@ def _data(events: Sequence[_Event], entries: Sequence[Any]) -> dict[str, Any]:
             continue
         if not isinstance(fields, dict):
             raise ValueError(f"{event.record}: an event of kind {event.kind} must add named fields")
-        moves = event.kind == "module" and event.what == "output"
+        moves = event.kind in ("module", "parameters_grad") and event.what == "output"
         record = data.pop(event.record, {}) if moves else data.setdefault(event.record, {})
         record.update(fields)
         data[event.record] = record
