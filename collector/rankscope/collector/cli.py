@@ -27,6 +27,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "rankscope.collector.commands.export",
         "Write msProbe's layout from a run's tables.",
     ),
+    "compare": (
+        "rankscope.collector.commands.compare",
+        "Say where two runs or dumps begin to differ.",
+    ),
     "deliver": ("rankscope.agent.deliver", "Send what ended processes left in their spools."),
 }
 
