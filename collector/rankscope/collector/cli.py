@@ -31,6 +31,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "rankscope.collector.commands.compare",
         "Say where two runs or dumps begin to differ.",
     ),
+    "check": (
+        "rankscope.collector.commands.check",
+        "Look for NaN, infinities and ranks that disagree in a run.",
+    ),
     "deliver": ("rankscope.agent.deliver", "Send what ended processes left in their spools."),
 }
 

@@ -2,6 +2,7 @@
 
 from rich.console import Console
 
+from .check import Checked
 from .compare import Comparison
 
 
@@ -23,3 +24,23 @@ def show_comparison(console: Console, result: Comparison) -> None:
     console.print(f"  {first.argument}: {first.why}")
     for line in result.advice:
         console.print(f"  - {line}")
+
+
+def show_check(console: Console, result: Checked) -> None:
+    """Findings, the first of them in full, and notices."""
+    if not console.is_terminal:
+        console.width = 500
+    console.print(f"{result.side.path}: {result.side.table.num_rows} leaves checked")
+    if result.first is None:
+        console.print("clean: no NaN, no infinity that is not meant, and the ranks agree")
+    for number, finding in enumerate(result.findings):
+        head = "first finding" if number == 0 else "then"
+        ranks = ", ".join(map(str, finding.ranks))
+        console.print(
+            f"{head}: {finding.kind}, step {finding.step}, rank {ranks}\n  {finding.name}"
+        )
+        console.print(f"  {finding.argument}: {finding.why}")
+    for notice in result.notices:
+        ranks = ", ".join(map(str, notice.ranks))
+        place = f"step {notice.step}, rank {ranks}: {notice.name} {notice.argument}"
+        console.print(f"notice: {notice.kind}, {place}: {notice.why}")

@@ -77,8 +77,12 @@ def open_side(path: Path | str, steps: Selection = ALL, ranks: Selection = ALL) 
         found = dumps.find(place)
         if not found:
             raise AnalysisError(f"{error}; nor is there a dump.json below it") from None
-        return _dump_side(place, found, steps, ranks)
-    return run_side(run, steps, ranks)
+        side = _dump_side(place, found, steps, ranks)
+    else:
+        side = run_side(run, steps, ranks)
+    if not side.table.num_rows:
+        raise AnalysisError(f"{place}: no values were recorded (task {side.task})")
+    return side
 
 
 def run_side(run: Run, steps: Selection = ALL, ranks: Selection = ALL) -> Side:
