@@ -5,6 +5,7 @@ tools refuse any other entry. So whatever is unfinished lies aside, in RUN.ranks
 same file system, and is renamed in place.
 """
 
+import errno
 import os
 import re
 import shutil
@@ -84,6 +85,27 @@ class Layout:
             _again_if_gone(place)
         finally:
             aside.unlink(missing_ok=True)  # also two links to one file are left by a rename
+
+    def place_folder(self, target: Path, make: Callable[[Path], object]) -> bool:
+        """Put a folder that `make(path)` fills at `target`, at once; False when one with files
+        stands there.
+        """
+        aside = self._new_aside("new")
+        aside.mkdir()
+        try:
+            make(aside)
+
+            def place() -> None:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                os.rename(aside, target)
+
+            _again_if_gone(place)
+        except OSError as error:
+            shutil.rmtree(aside, ignore_errors=True)
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            return False
+        return True
 
     def rename(self, old: str, new: str) -> None:
         """Give a folder its new name in every step; what stands under the new name is replaced."""

@@ -8,7 +8,6 @@ nothing gets free for `patience_seconds`, or when the spool is full for as long.
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -25,14 +24,14 @@ from rankscope.v1 import collector_pb2 as pb
 
 from .blob import Blob, bytes_at, digest
 from .device import DeviceCopies
-from .memory import Memory
+from .memory import Memory, copy, is_equal
 from .values import dense, is_dense, source_of
 
-_memcmp = ctypes.CDLL(None).memcmp
-_memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _MOST_REMEMBERED = 200_000
-_GROUP_BYTES = 32 << 20
-_WAKE_SHARE = 4  # the transport is woken when a quarter of the memory is used
+_GROUP_BYTES = 16 << 20
+# The transport is woken when so much waits: the less waits, the fewer pages are used in turn.
+_WAKE_BYTES = 64 << 20
+_WAKE_SHARE = 4
 
 Leaf = torch.Tensor | Description
 
@@ -84,7 +83,7 @@ class Capture:
         """Wait until an event's tensors fit into memory."""
         needed = sum(_size_of(leaf) for leaf in leaves)
         memory = self.memory
-        if memory.used * _WAKE_SHARE > memory.limit:
+        if memory.used > min(_WAKE_BYTES, memory.limit // _WAKE_SHARE):
             self.wake()
         if memory.has_room(needed) or self._stuck_since == memory.freed_count:
             return
@@ -125,7 +124,7 @@ class Capture:
         region = self.memory.take(size)
         if region is None:
             return None
-        ctypes.memmove(region.address, address, size)
+        copy(region.address, address, size)
         blob = Blob(values.dtype, values.shape, size)
         blob.region = region
         self._seen[key] = blob
@@ -136,7 +135,7 @@ class Capture:
     def _is_equal(self, known: Blob, address: int) -> bool:
         with self._guard:
             if known.region is not None:
-                return bool(_memcmp(known.region.address, address, known.size) == 0)
+                return is_equal(known.region.address, address, known.size)
         if not known.stored:
             return False
         return digest(known.dtype, known.shape, bytes_at(address, known.size)) == known.digest

@@ -4,6 +4,7 @@ import logging
 import os
 import shutil
 from collections import OrderedDict
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -35,6 +36,8 @@ class TensorFiles:
         if not wanted:
             return
         target = self._layout.folder(step, folder) / FOLDER
+        if not target.exists() and self._write_new(target, wanted):
+            return
         target.mkdir(parents=True, exist_ok=True)
         present = set(os.listdir(target))
         lacking = 0
@@ -45,8 +48,47 @@ class TensorFiles:
                 self._put(digest, target / name)
             except KeyError:
                 lacking += 1
-        if lacking:
-            log.error("%s: %d tensors are not in the store", target, lacking)
+        _say_lacking(target, lacking)
+
+    def _write_new(self, target: Path, wanted: Mapping[str, bytes]) -> bool:
+        """Make a folder aside and move it in place: half the work. False when one came."""
+        lacking = 0
+        small: dict[bytes, Path] = {}
+
+        def make(aside: Path) -> None:
+            nonlocal lacking
+            for name, digest in wanted.items():
+                try:
+                    self._make(digest, aside / name, small)
+                except KeyError:
+                    lacking += 1
+
+        if not self._layout.place_folder(target, make):
+            return False
+        for digest, path in small.items():
+            self._remember(digest, target / path.name)
+        _say_lacking(target, lacking)
+        return True
+
+    def _make(self, digest: bytes, path: Path, small: dict[bytes, Path]) -> None:
+        """A file where nobody looks yet. `small` are those of this folder that were written."""
+        large = self._blobs.path(digest)
+        for source in (large, small.get(digest), self._written.get(digest)):
+            try:
+                if source is not None:
+                    return os.link(source, path)
+            except OSError:  # no links here, too many of them, or no such file
+                continue
+        if large.exists():
+            shutil.copyfile(large, path)
+        else:
+            path.write_bytes(self._blobs.container(digest))
+            small[digest] = path
+
+    def _remember(self, digest: bytes, path: Path) -> None:
+        self._written[digest] = path
+        if len(self._written) > _MOST_REMEMBERED:
+            self._written.popitem(last=False)
 
     def _stands(self, path: Path, digest: bytes) -> bool:
         large = self._blobs.path(digest)
@@ -69,9 +111,7 @@ class TensorFiles:
             return
         content = self._blobs.container(digest)
         self._layout.place(target, lambda path: path.write_bytes(content))
-        self._written[digest] = target
-        if len(self._written) > _MOST_REMEMBERED:
-            self._written.popitem(last=False)
+        self._remember(digest, target)
 
     def _link(self, source: Path, target: Path) -> bool:
         try:
@@ -81,6 +121,11 @@ class TensorFiles:
         except OSError:  # no links here, too many of them, or the file is gone
             return False
         return True
+
+
+def _say_lacking(target: Path, count: int) -> None:
+    if count:
+        log.error("%s: %d tensors are not in the store", target, count)
 
 
 def named(records: pa.Table) -> dict[str, bytes]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from rankscope.collector import liveness
 from rankscope.collector.blobs.container import LARGE_OFFSET
 from rankscope.collector.blobs.digest import Tensor
-from rankscope.collector.blobs.store import LARGE_BYTES, BlobStore, Corrupt
+from rankscope.collector.blobs.store import LARGE_BYTES, Adopted, BlobStore, Corrupt
 from rankscope.v1 import collector_pb2 as pb
 
 _SMALL_BATCH_BYTES = 8 << 20
@@ -48,19 +48,18 @@ def bring(
     lacking = _bring_small(store, [b for b in wanted if b.size < LARGE_BYTES], spool)
     large = [blob for blob in wanted if blob.size >= LARGE_BYTES]
     adopted = list(pool.map(partial(_adopt, store, spool), large))
-    store.settle(blob.digest for blob, done in zip(large, adopted, strict=True) if done)
-    return lacking + [blob for blob, done in zip(large, adopted, strict=True) if not done]
+    store.settle(one for one in adopted if one is not None)
+    return lacking + [blob for blob, one in zip(large, adopted, strict=True) if one is None]
 
 
-def _adopt(store: BlobStore, spool: Path, blob: pb.Blob) -> bool:
+def _adopt(store: BlobStore, spool: Path, blob: pb.Blob) -> Adopted | None:
     path = spool / blob.file
     if not os.access(path, os.R_OK | os.W_OK):
-        return False
+        return None
     try:
-        store.adopt(path, Tensor.of(blob), blob.offset)
+        return store.adopt(path, Tensor.of(blob), blob.offset)
     except (ValueError, FileNotFoundError):
-        return False
-    return True
+        return None
 
 
 def _bring_small(store: BlobStore, blobs: Iterable[pb.Blob], spool: Path) -> list[pb.Blob]:
@@ -155,8 +154,7 @@ class Receiver:
             return []
         del self._tensors[tensor.digest]
         try:
-            self._store.adopt(path, tensor)
-            self._store.settle([tensor.digest])
+            self._store.settle([self._store.adopt(path, tensor)])
         finally:
             self._forget(tensor.digest)
         return [tensor.digest]

@@ -5,6 +5,7 @@ in packs, because a file each would cost a hundred times as much. Nothing stands
 before its digest was verified and its bytes are on the disk.
 """
 
+import ctypes
 import errno
 import os
 import threading
@@ -12,6 +13,7 @@ import uuid
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from rankscope.collector.blobs.checksum import crc32
 from rankscope.collector.blobs.container import LARGE_OFFSET, around
@@ -22,11 +24,23 @@ from rankscope.collector.store.files import fsync
 #: Tensors of so many bytes and more are files of their own.
 LARGE_BYTES = 32 << 10
 _PIECE_BYTES = 8 << 20
+_VERIFIED_BYTES = 512 << 10  # read, digested and summed while it is in the processor's cache
+_WRITE = 2  # SYNC_FILE_RANGE_WRITE
+_of_thread = threading.local()
 _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class Corrupt(ValueError):
     """Bytes that are not what their digest says."""
+
+
+class Adopted(NamedTuple):
+    """A verified .pt file that waits to be synced and named."""
+
+    digest: bytes
+    path: Path
+    is_own: bool = False
+    """Made by the store, to be removed."""
 
 
 class BlobReader:
@@ -81,8 +95,8 @@ class BlobStore(BlobReader):
         """Where bytes from elsewhere are gathered, from LARGE_OFFSET on, for `adopt`."""
         return self._incoming / f"{self._id}-{uuid.uuid4().hex}"
 
-    def adopt(self, path: Path, tensor: Tensor, offset: int = LARGE_OFFSET) -> None:
-        """Store a large tensor whose bytes lie in a file; stored once `settle` returned.
+    def adopt(self, path: Path, tensor: Tensor, offset: int = LARGE_OFFSET) -> Adopted:
+        """Verify a large tensor whose bytes lie in a file; stored once `settle` returned.
 
         The file itself becomes the blob where links work, else a copy does; `path` stays. Raises
         Corrupt when the bytes are not what the digest says, OSError when the disk refuses.
@@ -90,21 +104,42 @@ class BlobStore(BlobReader):
         target = self.path(tensor.digest)
         with self._lock:
             self._unsettled.add(tensor.digest)
-        if not target.exists():
-            _make_folder(target.parent)
-            if offset == LARGE_OFFSET:
-                self._complete(path, tensor)
-                self._place(path, target)
-            else:
-                self._place_copy(path, offset, tensor, target)
+        if target.exists():
+            return Adopted(tensor.digest, target)
+        if offset == LARGE_OFFSET:
+            self._complete(path, tensor)
+            return Adopted(tensor.digest, path)
+        aside = self.new_file()
+        try:
+            copy_range(path, offset, aside, LARGE_OFFSET, tensor.size)
+            self._complete(aside, tensor)
+        except BaseException:
+            aside.unlink(missing_ok=True)
+            raise
+        return Adopted(tensor.digest, aside, is_own=True)
 
-    def settle(self, digests: Iterable[bytes]) -> None:
-        """Make what was adopted durable. One sync serves all of a folder."""
-        digests = list(digests)
-        for folder in {self.path(digest).parent for digest in digests}:
+    def settle(self, adopted: Iterable[Adopted]) -> None:
+        """Make what was adopted durable and give it its name.
+
+        Everything is synced before anything is linked; the first sync commits the file system's
+        journal for all of them, the first of a folder for all folders.
+        """
+        adopted = list(adopted)
+        try:
+            new = [a for a in adopted if a.path != self.path(a.digest)]
+            for one in new:
+                fsync(one.path)
+            for one in new:
+                _make_folder(self.path(one.digest).parent)
+                self._place(one.path, self.path(one.digest))
+        finally:
+            for one in adopted:
+                if one.is_own:
+                    one.path.unlink(missing_ok=True)
+        for folder in {self.path(one.digest).parent for one in adopted}:
             fsync(folder)
         with self._lock:
-            self._unsettled.difference_update(digests)
+            self._unsettled.difference_update(one.digest for one in adopted)
 
     def add_small(self, tensors: Iterable[tuple[Tensor, bytes]]) -> None:
         """Store small tensors; durable when this returns. Raises Corrupt or OSError."""
@@ -127,7 +162,7 @@ class BlobStore(BlobReader):
             self._packs.close()
 
     def _complete(self, path: Path, tensor: Tensor) -> None:
-        """Verify the bytes in a file and make it a .pt file around them."""
+        """Verify the bytes in a file and make it a .pt file around them, not yet synced."""
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             crc = _verify(fd, LARGE_OFFSET, tensor)
@@ -136,7 +171,7 @@ class BlobStore(BlobReader):
             os.pwrite(fd, tail, LARGE_OFFSET + tensor.size)
             os.ftruncate(fd, LARGE_OFFSET + tensor.size + len(tail))
             os.fchmod(fd, 0o644)
-            os.fsync(fd)
+            begin_writing(fd)
         finally:
             os.close(fd)
 
@@ -150,16 +185,6 @@ class BlobStore(BlobReader):
                 raise
             self._copy(path, target)
 
-    def _place_copy(self, path: Path, offset: int, tensor: Tensor, target: Path) -> None:
-        """The same for bytes that lie among others."""
-        aside = self.new_file()
-        try:
-            copy_range(path, offset, aside, LARGE_OFFSET, tensor.size)
-            self._complete(aside, tensor)
-            os.replace(aside, target)
-        finally:
-            aside.unlink(missing_ok=True)
-
     def _copy(self, path: Path, target: Path) -> None:
         aside = self.new_file()
         try:
@@ -169,6 +194,12 @@ class BlobStore(BlobReader):
             os.replace(aside, target)
         finally:
             aside.unlink(missing_ok=True)
+
+
+def begin_writing(fd: int) -> None:
+    """Have the kernel write a file to the disk, without waiting; a sync later has less to do."""
+    if function := getattr(ctypes.CDLL(None), "sync_file_range", None):  # Linux
+        function(fd, ctypes.c_int64(0), ctypes.c_int64(0), ctypes.c_uint(_WRITE))
 
 
 def copy_range(source: Path, offset: int, target: Path, at: int, size: int) -> None:
@@ -198,7 +229,7 @@ def _verify(fd: int, offset: int, tensor: Tensor) -> int:
     if os.fstat(fd).st_size < offset + tensor.size:
         raise Corrupt(f"the file of tensor {tensor.digest.hex()} is cut off")
     found = hasher(tensor.dtype, tensor.shape)
-    buffer = memoryview(bytearray(min(_PIECE_BYTES, tensor.size)))
+    buffer = _buffer()
     crc = done = 0
     while done < tensor.size:  # not mapped: a file that shrinks would kill the process
         got = os.preadv(fd, [buffer[: tensor.size - done]], offset + done)
@@ -209,6 +240,13 @@ def _verify(fd: int, offset: int, tensor: Tensor) -> int:
         done += got
     _check(found.digest(), tensor)
     return crc
+
+
+def _buffer() -> memoryview:
+    """One a thread: fresh pages for every tensor would cost more than reading it."""
+    if not hasattr(_of_thread, "buffer"):
+        _of_thread.buffer = memoryview(bytearray(_VERIFIED_BYTES))
+    return _of_thread.buffer  # type: ignore[no-any-return]
 
 
 def _check(found: bytes, tensor: Tensor) -> None:
