@@ -14,13 +14,14 @@ serialized `Outline` message of the contract.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
 
 from rankscope.agent import encoding
 from rankscope.agent.encoding import Leaf
+from rankscope.agent.native import walk as _compiled
 from rankscope.agent.statistics import Description, describe
 from rankscope.v1 import collector_pb2 as pb
 
@@ -53,17 +54,23 @@ class Outlines:
         what the values' own properties raise.
         """
         # Inside vmap, grad and jvp a tensor that looks plain is a wrapper.
-        walk = _Walk(self, tensors, values, _interpreters() is not None)
-        tree: list[Any] = [part]
-        for name, value in parts:
-            tree.append(name)
-            tree.append(walk.visit(value, 0))
-        key = tuple(tree)
+        transformed = _interpreters() is not None
+        key = _scan(part, parts, tensors, values, self._scalar_ids, transformed, self._visit)
         outline = self._ids.get(key)
         if outline is None:
             outline = self._ids[key] = len(self.payloads)
             self.payloads.append(_build(key))
         return outline
+
+    def _visit(
+        self,
+        tensors: list[TensorEntry],
+        values: list[int],
+        transformed: bool,
+        value: Any,
+        depth: int,
+    ) -> Any:
+        return _Walk(self, tensors, values, transformed).visit(value, depth)
 
     def text_id(self, text: str) -> int:
         """Id of a JSON text."""
@@ -79,7 +86,7 @@ class Outlines:
         if found is None:
             found = self.text_id(encoding.scalar_json(value))
             # NaN would never be found again, and 0.0 would stand for -0.0.
-            if value == value and value != 0:
+            if value == value and (value != 0 or kind is not float):
                 self._scalar_ids[(kind, value)] = found
         return found
 
@@ -172,6 +179,22 @@ class _Walk:
         return leaf
 
 
+def scan_in_python(
+    part: str,
+    parts: Parts,
+    tensors: list[TensorEntry],
+    values: list[int],
+    scalar_ids: dict[tuple[type, Any], int],
+    transformed: bool,
+    visit: Callable[[list[TensorEntry], list[int], bool, Any, int], Any],
+) -> tuple[Any, ...]:
+    """What `scan` of the compiled loops does, for installations without them."""
+    key: list[Any] = [part]
+    for name, value in parts:
+        key += (name, visit(tensors, values, transformed, value, 0))
+    return tuple(key)
+
+
 class _Described(NamedTuple):
     type: str
     dtype: str
@@ -224,3 +247,11 @@ def _template(node: Any, part: str, path: str) -> pb.LeafTemplate:
 
 def _join(path: str, step: object) -> str:
     return f"{path}.{step}" if path else str(step)
+
+
+_scan = scan_in_python
+if _compiled is not None:
+    _compiled.bind(
+        _Tensor, _Parameter, torch._C.TensorBase, encoding.NULL, _SCALARS, _EMPTY_MAPPING
+    )
+    _scan = _compiled.scan

@@ -22,7 +22,6 @@ from rankscope.agent.objects import Objects
 from rankscope.agent.outline import Outlines, Parts, TensorEntry
 from rankscope.agent.stacks import StackTable
 from rankscope.agent.statistics import (
-    Description,
     DetailedPending,
     DetailedStatistics,
     Pending,
@@ -107,11 +106,8 @@ class Recorder:
                 capture.make_room(tensors)
         with self.lock:
             if outline:
-                for tensor in tensors:
-                    if type(tensor) is Description:
-                        self._statistics.add(tensor.data, note=tensor.note)
-                    else:
-                        self._statistics.add(tensor)  # type: ignore[arg-type]
+                if tensors:
+                    self._statistics.add_all(tensors)
                 self._values.extend(values)
                 if capture is not None:
                     capture.add(step, tensors, captured)

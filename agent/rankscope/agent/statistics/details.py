@@ -48,6 +48,7 @@ class DetailedStatistics(TensorStatistics):
 
     def __init__(self, wanted: Wanted, checksum: str = "", *, use_kernel: bool = True) -> None:
         super().__init__(checksum, use_kernel=use_kernel)
+        self._loop = None  # it knows nothing of details
         self._wanted = wanted
         self._details = _Details(wanted)
 

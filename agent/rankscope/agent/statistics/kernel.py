@@ -12,12 +12,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from rankscope.agent.native import walk
+
 from .columns import ROW
 from .dtypes import NUMERIC
-from .memory import Extents
+from .memory import LOWEST_ADDRESS, Extents
 
 _log = logging.getLogger("rankscope")
 
@@ -39,6 +42,8 @@ _BEST_FIRST = (2, 1, 0)
 
 Measure = Callable[[int, int, int, int], int]
 MeasureStrided = Callable[[int, int, object, int, int], int]
+#: (tensors, start, address of the first row, numbers of dtypes) -> how far it came.
+Loop = Callable[[list[Any], int, int, dict[torch.dtype, int]], int]
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,15 @@ class Kernel:
         return strided(data, len(extents.dimensions), extents.numbers, row, code)
 
 
+def loop_over(kernel: Kernel) -> Loop | None:
+    """The compiled loop that measures a list of tensors with the kernel, where there is one."""
+    if walk is None:
+        return None
+    address = ctypes.cast(kernel.measure, ctypes.c_void_p).value  # type: ignore[arg-type]
+    walk.use(address or 0, ROW.itemsize, LARGE_COUNT, LOWEST_ADDRESS)
+    return walk.measure
+
+
 def codes(checksum: str) -> dict[torch.dtype, int]:
     """What the kernel calls each dtype when it also computes `checksum` ("md5" only leaves room for
     it).
@@ -91,7 +105,8 @@ def kernel_status() -> str:
     """One line for the user: which way statistics are computed, and why."""
     found = _load()
     if isinstance(found, Kernel):
-        return f"compiled kernel ({found.instructions})"
+        loops = "" if walk is not None else ", records walked in Python"
+        return f"compiled kernel ({found.instructions}{loops})"
     return f"numpy, slower ({found})"
 
 

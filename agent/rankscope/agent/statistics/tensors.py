@@ -15,10 +15,11 @@ from rankscope.v1.collector_pb2 import HAS_CHECKSUM, HAS_COUNTS
 from .arena import SMALL_ELEMENTS, Arena
 from .checksum import CHECKSUMS, crc32_at
 from .columns import ROW, Overrides, StatisticsColumns, columns_of, write_partial
+from .describe import Description
 from .device import DeviceResults, is_capturing
 from .dtypes import NUMERIC
 from .guard import unseen
-from .kernel import LARGE_COUNT, codes, load_kernel
+from .kernel import LARGE_COUNT, codes, load_kernel, loop_over
 from .memory import LOWEST_ADDRESS, dense_pieces, extents_of, has_memory, logical_view
 from .plain import float64_overrides, measure_plain
 from .special import NoValues, measure_special, values_of
@@ -49,6 +50,8 @@ class TensorStatistics:
         self._kernel = load_kernel() if use_kernel else None
         self._codes = codes(checksum)
         self._checksum = checksum
+        # The CRC is zlib's, called from Python.
+        self._loop = loop_over(self._kernel) if self._kernel and checksum != "md5" else None
         self._limit = arena_limit_bytes
         self._spare: deque[Arena] = deque(maxlen=1)
         self._count = 0
@@ -64,8 +67,7 @@ class TensorStatistics:
         be measured becomes an entry without values whose override has a "note".
         """
         entry = self._count
-        if entry == len(self._rows):
-            self._use_rows(np.concatenate([self._rows, np.zeros(entry, ROW)]))
+        self._make_room(1)
         self._count = entry + 1
         if tensor is None:
             self._remark(entry, note)
@@ -85,6 +87,29 @@ class TensorStatistics:
             note = self._drop(entry, note, reason)
         if note:
             self._remark(entry, note)
+
+    def add_all(self, entries: list[torch.Tensor | Description]) -> None:
+        """Add entries in order; the common ones in one call where there is a compiled loop."""
+        index, count = 0, len(entries)
+        while index < count:
+            if self._loop is not None and not _function_modes():
+                self._make_room(count - index)
+                address = self._address + self._count * _ROW_BYTES
+                reached = self._loop(entries, index, address, self._codes)
+                self._count += reached - index
+                index = reached
+                if index == count:
+                    return
+            entry = entries[index]
+            index += 1
+            if type(entry) is Description:
+                self.add(entry.data, note=entry.note)
+            else:
+                self.add(entry)  # type: ignore[arg-type]
+
+    def _make_room(self, entries: int) -> None:
+        while self._count + entries > len(self._rows):
+            self._use_rows(np.concatenate([self._rows, np.zeros(len(self._rows), ROW)]))
 
     def take(self) -> Pending:
         """Hand over all entries so far and begin anew. Quick."""
