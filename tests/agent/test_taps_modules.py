@@ -102,6 +102,30 @@ def test_an_output_that_only_the_module_uses(record, uses):
     assert gradients(recorded.data()[NAME], "input") == [([], 1.0), None]
 
 
+def test_an_input_handed_on_beside_another_output(record):
+    """As T5 hands its position bias from layer to layer. What of its gradient came through the
+    call cannot be told: null, and what the module itself sends to it.
+    """
+    net = nn.Sequential(*(lambda_module(lambda self, x, b: (x * 2 + b, b)).inner for _ in "ab"))
+    net.forward = lambda x, b: net[1](*net[0](x, b))
+    with (recorded := record("L0", model=net)):
+        output, bias = net(leaf(1.0, 2.0) * 1, leaf(1.0, 1.0) * 1)
+        (output + bias * 100).sum().backward()
+    first, second = (recorded.data()[f"Module.{i}.Inner.backward.0"] for i in (0, 1))
+    assert gradients(second, "input") == [([2], 1.0), None]
+    assert gradients(second, "output") == [([2], 2.0), ([2], 1.0)]
+    assert gradients(first, "input") == [([2], 2.0), None]
+    assert gradients(first, "output") == [([2], 4.0), ([2], 2.0)]
+
+
+def test_an_input_handed_on_that_alone_is_used(record):
+    net = lambda_module(lambda self, x, b: (x * 2, b))
+    with (recorded := record("L0", model=net)):
+        (net(leaf(1.0, 2.0) * 1, leaf(1.0, 1.0) * 1)[1] * 3).sum().backward()
+    assert gradients(recorded.data()[NAME], "input") == [None, ([2], 3.0)]
+    assert gradients(recorded.data()[NAME], "output") == [None, ([2], 3.0)]
+
+
 @dataclass
 class Output(OrderedDict):
     """As model libraries make them: as a mapping it lacks the fields that are None."""

@@ -82,15 +82,21 @@ class Arrival:
         self.outputs_left = awaited.outputs
 
 
+class _Pass(dict[Awaited, Arrival]):
+    """What one backward pass has brought, and the calls whose records it has written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: set[Awaited] = set()
+
+
 class ModuleBackward:
     """Awaits and writes module backward records; one per session."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._calls = 0
-        self._passes: dict[
-            int, dict[Awaited, Arrival]
-        ] = {}  # by the engine's id of a backward pass
+        self._passes: dict[int, _Pass] = {}  # by the engine's id of a backward pass
         session.before_node = self.before_node
 
     def end_step(self) -> None:
@@ -150,6 +156,12 @@ class ModuleBackward:
             self._write(arrivals, sequence)
 
     def output_arrived(self, awaited: Awaited, index: int, gradient: torch.Tensor | None) -> None:
+        if awaited.passed and any(output == index for output, _ in awaited.passed):
+            known = self._passes.get(_graph_task())
+            if known is not None and awaited in known.written:
+                # An input handed on beside other outputs: its whole gradient comes when the call's
+                # turn is over, and what of it came through the call cannot be told.
+                return
         arrival = self._arrival(awaited)
         if arrival is None:
             return
@@ -188,7 +200,7 @@ class ModuleBackward:
         task = _graph_task()
         arrivals = self._passes.get(task)
         if arrivals is None:
-            arrivals = self._passes[task] = {}
+            arrivals = self._passes[task] = _Pass()
             if task >= 0:
                 torch.autograd.Variable._execution_engine.queue_callback(lambda: self._end(task))
         arrival = arrivals.get(awaited)
@@ -204,20 +216,21 @@ class ModuleBackward:
 
     def _end(self, task: int) -> None:
         """A backward pass is over: write what is left."""
-        arrivals = self._passes.pop(task, {})
+        arrivals = self._passes.pop(task, _Pass())
         with torch._C.DisableTorchFunction():
             self._write(arrivals, -1)
 
-    def _write(self, arrivals: dict[Awaited, Arrival], sequence: int) -> None:
+    def _write(self, arrivals: _Pass, sequence: int) -> None:
         due = [a for a in arrivals.values() if a.awaited.sequence > sequence]
         for arrival in sorted(
             due, key=lambda a: (a.awaited.sequence, a.awaited.call), reverse=True
         ):
             self._finish(arrivals, arrival)
 
-    def _finish(self, arrivals: dict[Awaited, Arrival], arrival: Arrival) -> None:
+    def _finish(self, arrivals: _Pass, arrival: Arrival) -> None:
         session, awaited = self._session, arrival.awaited
         arrivals.pop(awaited, None)
+        arrivals.written.add(awaited)
         _pop_last(session.local.modules, awaited.name)
         if not session.running or session.step != awaited.step:
             return
