@@ -25,20 +25,20 @@ MODE_PREFIXES = ("Functional", "Tensor", "Torch", "VF")
 _INDICES_SUFFIX = "_with_indices"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Api:
     """A watched function: `prefix` and `name` make its record names
-    `{prefix}.{name}.{n}.forward`.
+    `{prefix}.{name}.{n}.forward`. Compared by identity, which is cheap.
     """
 
     prefix: str
     name: str
 
-    @property
+    @functools.cached_property
     def stem(self) -> str:
         return f"{self.prefix}.{self.name}"
 
-    @property
+    @functools.cached_property
     def is_dropout(self) -> bool:
         return "dropout" in self.name
 

@@ -22,15 +22,10 @@ Places = frozenset[int | str]
 
 @dataclass(frozen=True)
 class Ignored:
-    """What one function's forward records do not show; None means everything. False when they show
-    all.
-    """
+    """What one function's forward records do not show; None means everything."""
 
     input: Places | None = frozenset()
     output: Places | None = frozenset()
-
-    def __bool__(self) -> bool:
-        return self.input != frozenset() or self.output != frozenset()
 
     def named(self, function: Callable[..., Any]) -> Ignored:
         """The same, with the names of the parameters at the positions given."""

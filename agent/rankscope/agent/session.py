@@ -77,6 +77,8 @@ class Session:
         self.keeps_input = {"forward", "input"} <= parts
         self.keeps_output = {"forward", "output"} <= parts
         self.keeps_backward = "backward" in parts
+        self.slices = config.slices
+        self._capture = self.recorder.stacks.capture if config.extra_info else None
         filtered = bool(config.scope or config.list)
         name_id, names = self.recorder.name_id, self.recorder.names
         self.selection = Selection(config, name_id, names) if filtered else None
@@ -195,8 +197,8 @@ class Session:
     ) -> None:
         """An event with data; the structure task has none."""
         if self.has_data:
-            if self.config.slices:
-                parts = tuple((part, cut(value, self.config.slices)) for part, value in parts)
+            if self.slices:
+                parts = tuple((part, cut(value, self.slices)) for part, value in parts)
             self.recorder.event(self.step, name, what, kind, direction, parent, stack, parts)
 
     def backward_parts(self, inputs: Any, outputs: Any) -> Parts:
@@ -233,7 +235,7 @@ class Session:
 
     def stack(self, frame: FrameType | None = None) -> int:
         """Id of the stack from `frame`, or from the caller; 0 without extra_info."""
-        return self.recorder.stacks.capture(frame) if self.config.extra_info else 0
+        return self._capture(frame) if self._capture is not None else 0
 
     # --------------------------------------------------------------------------------------- guard
 

@@ -93,7 +93,8 @@ class TensorStatistics:
         index, count = 0, len(entries)
         while index < count:
             if self._loop is not None and not _function_modes():
-                self._make_room(count - index)
+                if self._count + count - index > len(self._rows):
+                    self._make_room(count - index)
                 address = self._address + self._count * _ROW_BYTES
                 reached = self._loop(entries, index, address, self._codes)
                 self._count += reached - index

@@ -28,11 +28,11 @@ def watch_backward(
     kwargs: dict[str, Any],
     output: Any,
 ) -> None:
-    """Await the gradient of `output`, when it will have one. A record that is not `kept` only takes
-    its place in the call tree.
+    """Await the gradient of `output`, when it will have one; grad mode is on. A record that is not
+    `kept` only takes its place in the call tree.
     """
     tensor = first_tensor(output)
-    if tensor is None or not torch.is_grad_enabled():
+    if tensor is None:
         return
     with torch._C.DisableTorchFunction():  # a tensor class of the user's is not asked
         node = tensor.grad_fn if tensor.requires_grad else None

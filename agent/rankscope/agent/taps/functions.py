@@ -30,6 +30,7 @@ from rankscope.agent.taps.api_backward import watch_backward
 from rankscope.agent.taps.callsite import Arguments, own_frame, written_arguments
 
 _tracing = torch._C._get_tracing_state
+_graph_task = torch._C._current_graph_task_id
 
 
 class FunctionTap(TorchFunctionMode):
@@ -145,13 +146,14 @@ class ApiCall:
         """`frame` is the caller's, `written` are the arguments as it wrote them."""
         session = self._session
         try:
-            session.enter_forward()
+            if _graph_task() >= 0:
+                session.enter_forward()
             forward, backward = session.api_names(api.stem)
             shown = session.shown(api)
             kept = shown is not None and session.keeps(forward)
             stack = session.stack(frame) if kept else 0
-            if kept and session.keeps_input:
-                inputs = shown.hide_inputs(*written) if shown else written
+            if kept and shown is not None and session.keeps_input:
+                inputs = shown.hide_inputs(*written)
                 parts = (("input_args", inputs[0]), ("input_kwargs", inputs[1]))
                 session.event(
                     forward, rec.INPUT, rec.API, rec.FORWARD, session.parent(), stack, parts
@@ -185,11 +187,12 @@ class ApiCall:
         session = self._session
         parent = session.parent()
         kept = kept and session.keeps_output
-        if kept:
+        if kept and shown is not None:
             result = as_output(output)
-            parts = (("output", shown.hide_outputs(result) if shown else result),)
+            parts = (("output", shown.hide_outputs(result)),)
             session.event(forward, rec.OUTPUT, rec.API, rec.FORWARD, parent, stack, parts)
-        watch_backward(session, api, shown is not None, backward, parent, *written, output)
+        if torch.is_grad_enabled():
+            watch_backward(session, api, shown is not None, backward, parent, *written, output)
         session.complete_api(forward, rec.FORWARD, parent, stack, kept)
 
 
