@@ -208,7 +208,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Recorded:
 
 def test_nothing_of_it_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     recording = recorded(monkeypatch)
-    columns = recording._recording._transport.batches[0].columns
+    columns = recording.transport.batches[0].columns
     assert not columns.std + columns.samples + columns.sample_count + columns.event_object
     entry = recording.data()["Module.0.Linear.forward.0"]["input_args"][0]
     assert not {"std", "samples"} & set(entry)

@@ -228,7 +228,7 @@ def test_ranks_outside_the_job(said, monkeypatch, ranks, line):
     if ranks == [1]:
         assert recorded.forwards() == ["Torch.relu.0"]
     else:
-        assert recorded._recording._transport is None
+        assert recorded.transport is None
 
 
 class Called(nn.Module):

@@ -6,7 +6,7 @@ import tempfile
 import pyarrow as pa
 import pyarrow.compute as pc
 
-import rankscope.agent.recording as recording_module
+import rankscope.agent.connection as connection_module
 from rankscope.agent.config import Config
 from rankscope.agent.recording import Recording
 from rankscope.collector.decode import decode
@@ -44,9 +44,9 @@ class Recorded:
     """
 
     def __init__(self, monkeypatch, level="mix", *, model=None, **config):
-        monkeypatch.setattr(recording_module, "Transport", MemoryTransport)
+        monkeypatch.setattr(connection_module, "Transport", MemoryTransport)
         # The test's process keeps its signal handlers and its environment.
-        monkeypatch.setattr(recording_module.signals, "install", lambda *_: None)
+        monkeypatch.setattr(connection_module.signals, "install", lambda *_: None)
         monkeypatch.setenv("RANKSCOPE_PARENT", "")
         self._recording = Recording(_config({"level": level, "risk_level": "ALL"} | config))
         self.faults_expected = False
@@ -56,6 +56,11 @@ class Recorded:
     @property
     def session(self):
         return self._recording._session
+
+    @property
+    def transport(self):
+        """None while nothing has been recorded."""
+        return self._recording._connection._transport
 
     def start(self, model=None, token_range=None, rank_id=None):
         self._recording.start(model if model is not None else self._model, token_range, rank_id)
@@ -79,16 +84,16 @@ class Recorded:
         """Close the recording; its documents can be read from now on."""
         if self._tables is None:
             self._recording.close("exit")
-            self._tables = _tables(self._recording._transport)
+            self._tables = _tables(self.transport)
         return self
 
     @property
     def drops(self):
         """(reason, events) of what was dropped."""
-        if self._recording._transport is None:  # it never recorded
+        if self.transport is None:  # it never recorded
             return []
         self.end()
-        batches = self._recording._transport.batches
+        batches = self.transport.batches
         return [(drop.reason, drop.events) for batch in batches for drop in batch.drops]
 
     def document(self, name="dump.json", step=0):

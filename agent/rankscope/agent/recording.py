@@ -5,22 +5,19 @@ transport.
 from __future__ import annotations
 
 import os
-import sys
 import threading
-import uuid
 import weakref
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
 
 from rankscope.agent import hello as hello_message
-from rankscope.agent import identity, notices
+from rankscope.agent import notices
 from rankscope.agent.capture import Capture
 from rankscope.agent.config import Config
 from rankscope.agent.config_watch import ConfigWatch
-from rankscope.agent.coordinates import coordinates
+from rankscope.agent.connection import Connection
 from rankscope.agent.errors import UsageError
 from rankscope.agent.log import log
 from rankscope.agent.objects import Objects
@@ -32,12 +29,7 @@ from rankscope.agent.taps.modules import Model
 from rankscope.agent.taps.saves import Saves, is_savable
 from rankscope.agent.taps.tokens import TokenRange, check_token_range
 from rankscope.agent.taps.wrappers import CustomApis
-from rankscope.agent.transport import Transport, TransportConfig, signals
-from rankscope.agent.transport.tensor_files import TensorFiles
 from rankscope.v1 import collector_pb2 as pb
-
-#: Rank sources that a later look cannot better.
-_FINAL = ("rank_id", "RANKSCOPE_RANK_ID", "process_group")
 
 
 class Recording:
@@ -69,11 +61,7 @@ class Recording:
         self._said: set[str] = set()
         self._closed = False
         self._forked = False
-        self._rank_id: int | None = None
-        self._rank: pb.Rank | None = None
-        self._coordinates: dict[str, int] = {}
-        self._starts = 0
-        self._transport: Transport | None = None
+        self._connection = Connection(self._recorder, self._flush_on_signal)
         self._tokens: TokenRange | None = None
         _recordings.add(self)
 
@@ -113,7 +101,7 @@ class Recording:
         self._started = False
         self._pause()
         self._recorder.step_event(self._session.step, pb.StepEvent.PAUSE)
-        self._wake()
+        self._connection.wake()
 
     def end_step(self) -> None:
         with self._lock:
@@ -123,7 +111,7 @@ class Recording:
                 self._say_what_is_missing()
                 session.recording_step = False
                 self._recorder.step_event(session.step, pb.StepEvent.END)
-                self._wake()
+                self._connection.wake()
             session.clear_step()
             session.step += 1
             if not self._started:
@@ -198,10 +186,7 @@ class Recording:
             self._pause()
             self._taps.end_dump()
             self.custom.clear()
-            transport = self._transport
-        if transport is not None:
-            self._update_rank()
-            transport.close(reason, timeout_seconds or self._config.exit_seconds)
+        self._connection.close(reason, timeout_seconds or self._config.exit_seconds)
 
     # ---------------------------------------------------------------------------- step and filters
 
@@ -217,10 +202,9 @@ class Recording:
             return False
         if self._watch is not None and not self._watch.is_on:
             return False
-        if self._transport is None:
-            self._rank_id = rank_id
+        self._connection.call_rank(rank_id)
         if not self._session.recording_step or self._config.level != "debug":
-            self._learn_rank()
+            self._connection.learn_rank()
         return self._wants_step()
 
     def _watch_model(self, model: Model | None) -> None:
@@ -246,7 +230,7 @@ class Recording:
             self._taps.stop()
             self._session.configure(config)
             self._taps = Taps(self._session)
-            if self._transport is not None:
+            if self._connection.is_open:
                 self._recorder.recording_changed(hello_message.recording(config))
 
     def _say_what_is_missing(self) -> None:
@@ -255,7 +239,7 @@ class Recording:
             for text in session.selection.end_step():
                 self._say_once("warning", notices.unused(text, session.step), about=text)
         names, session.left_out = session.left_out, {}
-        if self._rank is None or self._rank.rank == 0:
+        if self._connection.rank is None or self._connection.rank.rank == 0:
             if text := notices.left_out(session.risk_level, names):
                 self._say_once("info", text, about="left out")
 
@@ -282,7 +266,7 @@ class Recording:
             self._skip("step")
             return False
         if config.ranks is not None:
-            known = self._rank
+            known = self._connection.rank
             rank = known.rank if known is not None else None
             if known is None:
                 self._say_once(
@@ -308,13 +292,13 @@ class Recording:
         return True
 
     def _skip(self, reason: str) -> None:
-        if self._transport is not None or reason == "rank":
+        if self._connection.is_open or reason == "rank":
             self._recorder.step_event(self._session.step, pb.StepEvent.SKIPPED, reason)
 
     def _begin(self) -> None:
         session = self._session
-        if self._transport is None:
-            self._connect()
+        if not self._connection.is_open:
+            self._connection.open(self._config)
         if not session.recording_step:
             session.recording_step = True
             self._recorder.step_event(session.step, pb.StepEvent.BEGIN)
@@ -332,70 +316,9 @@ class Recording:
             self._said.add(about or text)
             log(level, text)
 
-    # ---------------------------------------------------------------------- identity and transport
-
-    def _connect(self) -> None:
-        transport_config = TransportConfig.from_mapping(vars(self._config))
-        process_uuid = uuid.uuid4().hex
-        hello = hello_message.hello(
-            self._config,
-            process_uuid,
-            rank=self._rank,
-            device=_device(),
-            spool_path=transport_config.spool_folder(),
-        )
-        os.environ[identity.PARENT_VARIABLE] = identity.parent_value(process_uuid, os.environ)
-        source = _Source(self)
-        self._transport = Transport(transport_config, hello, source, log, source.use_files)
-        if (capture := self._recorder.capture) is not None:
-            capture.wake = self._transport.wake
-        self._transport.start()
-        signals.install(self._flush_on_signal, self._recorder.when_free)
-
     def _flush_on_signal(self, seconds: float) -> None:
         self._session.run(False)
-        if self._transport is not None:
-            self._transport.close("signal", seconds)
-
-    def _wake(self) -> None:
-        if self._transport is not None:
-            self._transport.wake()
-            self._transport.throttle()
-
-    def _learn_rank(self) -> None:
-        """Look for the rank until a final source has told it, and for coordinates, which may be
-        set up later; on the script's thread, between taps.
-        """
-        self._coordinates.update(coordinates(meshes=self._looks_at_meshes()))
-        if self._rank is not None and self._rank.source in _FINAL:
-            rank = pb.Rank()
-            rank.CopyFrom(self._rank)
-            rank.coordinates.update(self._coordinates)
-            return self._take_rank(rank)
-        claim = identity.find_rank(self._rank_id, identity.group_rank(), os.environ)
-        if claim is not None:
-            self._take_rank(hello_message.rank_message(claim, self._coordinates))
-
-    def _looks_at_meshes(self) -> bool:
-        """At the first starts, then ever more rarely: finding meshes looks at every object."""
-        self._starts += 1
-        return self._starts.bit_count() == 1
-
-    def _update_rank(self) -> None:
-        """The same from the transport's thread: only the process group can be news."""
-        if self._rank is not None and self._rank.source in _FINAL:
-            return
-        group = identity.group_rank()
-        if group is not None:
-            claim = identity.find_rank(self._rank_id, group, os.environ)
-            if claim is not None:
-                self._take_rank(hello_message.rank_message(claim, self._coordinates))
-
-    def _take_rank(self, rank: pb.Rank) -> None:
-        if rank != self._rank:
-            self._rank = rank
-            if self._transport is not None:
-                self._recorder.rank_learned(rank)
+        self._connection.close("signal", seconds)
 
     def abandon_after_fork(self) -> None:
         """In a forked child: it records nothing and owns nothing of the parent's."""
@@ -404,26 +327,7 @@ class Recording:
         self._recorder.lock = threading.RLock()
         self._session.run(False)
         self._taps.stop()
-        if self._transport is not None:
-            self._transport.abandon_after_fork()
-
-
-class _Source:
-    """What the transport takes batches from."""
-
-    def __init__(self, recording: Recording) -> None:
-        self._recording = recording
-
-    def take(self) -> pb.Batch | None:
-        self._recording._update_rank()
-        return self._recording._recorder.take()
-
-    def lost(self, batch: pb.Batch, reason: str) -> None:
-        self._recording._recorder.lost(batch, reason)
-
-    def use_files(self, files: TensorFiles | None) -> None:
-        if (capture := self._recording._recorder.capture) is not None:
-            capture.keeper = files
+        self._connection.abandon_after_fork()
 
 
 def _capture(config: Config) -> Capture | None:
@@ -440,17 +344,6 @@ def _capture(config: Config) -> Capture | None:
     return None
 
 
-def _device() -> str:
-    """The accelerator this process has chosen so far, without creating a context on one."""
-    try:
-        accelerator = torch.accelerator.current_accelerator()
-        if accelerator is None:
-            return "cpu"
-        return f"{accelerator.type}:{torch.accelerator.current_device_index()}"
-    except (AttributeError, RuntimeError):
-        return ""
-
-
 _recordings: weakref.WeakSet[Recording] = weakref.WeakSet()
 
 
@@ -459,5 +352,5 @@ def _after_fork() -> None:
         recording.abandon_after_fork()
 
 
-if hasattr(os, "register_at_fork") and "rankscope.agent.recording" in sys.modules:
+if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
