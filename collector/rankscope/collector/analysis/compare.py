@@ -19,6 +19,8 @@ from .pairing import (
     Unit,
     distinct_units,
     pair,
+    reclassed,
+    shapes_as_text,
     shifted,
     texts,
     unit_of,
@@ -94,10 +96,12 @@ def compare(a: Side, b: Side, options: Options = Options()) -> Comparison:
     keys = _Keys(a.table, b.table, pairs_of_units, options)
     same = _same_setup(a, b)
     by_name = _view(a.table, b.table, keys.pairs(keys.record), options, same)
-    moved = shifted(keys.unit, keys.record, options.fuzzy)
+    aligned = reclassed(keys.unit, keys.record)
+    moved = shifted(keys.unit, aligned, keys.shape(), options.fuzzy)
     search = by_name
     if moved is not None:
-        aligned = Texts(keys.record.a, moved, keys.record.names)
+        aligned = Texts(aligned.a, moved, aligned.names)
+    if not np.array_equal(aligned.b, keys.record.b):
         search = _view(a.table, b.table, keys.pairs(aligned), options, same)
         if options.fuzzy:
             by_name = search
@@ -121,12 +125,18 @@ class _Keys:
     def __init__(
         self, a: pa.Table, b: pa.Table, all_units: Sequence[Unit], options: Options
     ) -> None:
+        self._tables = (a, b)
         numbers_a = {u.a: i for i, u in enumerate(all_units) if u.a}
         numbers_b = {u.b: i for i, u in enumerate(all_units) if u.b}
         self.unit = Texts(unit_of(a, numbers_a), unit_of(b, numbers_b), [])
         rename = Names(options.names).of_b if options.names else None
         self.record = texts(a, b, "record", rename)
         self.part, self.path = texts(a, b, "part"), texts(a, b, "path")
+
+    def shape(self) -> Texts:
+        """Shapes as texts: calls of one API are told apart by them."""
+        a, b = self._tables
+        return texts(shapes_as_text(a), shapes_as_text(b), "shape")
 
     def pairs(self, record: Texts) -> Pairs:
         return pair(self.unit, record, self.part, self.path)

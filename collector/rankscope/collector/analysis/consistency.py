@@ -27,7 +27,7 @@ _PARAMETERS = {
     "group_norm": (2, 3), "rms_norm": (2,), "conv1d": (1, 2), "conv2d": (1, 2), "conv3d": (1, 2),
 }  # fmt: skip
 _TOLERANCE = 1e-6
-_MOST = 0.5
+_MOST = 0.75
 
 
 class Value(NamedTuple):

@@ -20,7 +20,7 @@ import numpy as np
 from . import operations
 from .figures import Bools, Figures, Floats, Hard
 from .flow_rows import FlowRows
-from .noise import JUMP, SAME, Noise
+from .noise import JUMP, LARGEST_NOISE, SAME, Noise
 
 #: An error that grew by itself, without a jump, counts from here on.
 DRIFTED = 0.3
@@ -75,10 +75,62 @@ class _Look:
 
     def settled(self, row: int) -> int:
         """The row that is to be named when `row` is the first that is bad."""
+        row = self._that_matters(row)
         row = self._maker_of_nan(row)
         row = self._gradient_that_came_in(row)
-        row = self._innermost(row)
-        return self._telling(row)
+        around = self._around(row)
+        if around is not None:
+            return around
+        return self._telling(self._innermost(row))
+
+    def _that_matters(self, row: int) -> int:
+        """Past records that only one side has and that the difference does not come from."""
+        common = [r for r in self.bad.tolist() if self.rows.group_common[self.rows.groups[r]]]
+        lone = [
+            r
+            for r in self.bad[self.bad >= row].tolist()
+            if not self.rows.group_common[self.rows.groups[r]]
+            and self._api(r) not in operations.KEEPS_VALUES
+        ]
+        if not common:
+            return lone[0] if lone else row
+        if not lone or lone[0] > common[0]:
+            return int(common[0])
+        record = self.figures.pairs.record
+        same = self.bad[record[self.bad] == record[common[0]]]
+        flows = self.rows.is_input[same] & self.figures.is_tensor[same]
+        if flows.any() or self._inside(lone[0], common[0]):
+            return int(lone[0])
+        return int(common[0])
+
+    def _inside(self, row: int, other: int) -> bool:
+        """Whether a row's record ran inside the module that is another row's record."""
+        module = operations.module_of(self.rows.names[self.figures.pairs.record[other]])
+        parent = self.rows.parent[row]
+        around = operations.module_of(self.rows.names[parent]) if parent >= 0 else None
+        if module is None or around is None:
+            return False
+        return f"{around[0]}.".startswith(f"{module[0]}.")
+
+    def _api(self, row: int) -> str:
+        return operations.api_name(self.rows.names[self.figures.pairs.record[row]])
+
+    def _around(self, row: int) -> int | None:
+        """Where a module gets its input from unrecorded code of the module around it: the result of
+        that one, if its own inputs agree."""
+        pairs, rows = self.figures.pairs, self.rows
+        inside = operations.module_of(rows.names[pairs.record[row]])
+        outer = rows.parent[row]
+        if inside is None or outer < 0 or not rows.is_input[row] or self._is_parameter(row):
+            return None
+        own = self.bad[pairs.record[self.bad] == outer]
+        if not len(own) or rows.is_input[own].any():
+            return None
+        return int(own[0])
+
+    def _is_parameter(self, row: int) -> bool:
+        part: str = self.rows.parts[self.rows.part[row]]
+        return part == "parameters"
 
     def _maker_of_nan(self, row: int) -> int:
         figures, rows = self.figures, self.rows
@@ -97,7 +149,8 @@ class _Look:
         name = self.rows.names[self.figures.pairs.record[row]]
         if self.figures.hard[row] & (Hard.ONLY_A | Hard.ONLY_B):
             return operations.api_name(name) in operations.MASKING
-        return bool(self.figures.soft[row]) or operations.api_name(name) in operations.MASKING
+        masking = self._api(row) in operations.MASKING
+        return masking or bool(self.figures.soft[row])
 
     def _gradient_that_came_in(self, row: int) -> int:
         name = self.rows.names[self.figures.pairs.record[row]]
@@ -115,7 +168,7 @@ class _Look:
     def _innermost(self, row: int) -> int:
         """Of a module's input, the place where a record inside it takes the same value."""
         pairs, rows = self.figures.pairs, self.rows
-        while rows.is_input[row] and rows.parts[rows.part[row]] != "parameters":
+        while rows.is_input[row] and not self._is_parameter(row):
             inside = [
                 other
                 for other in self.bad[self.bad > row].tolist()
@@ -151,6 +204,7 @@ class _Look:
 def _jumps(figures: Figures, rows: FlowRows, noise: Noise) -> Bools:
     """Rows whose error is far above what the record's inputs bring and what was usual before."""
     error, floor = figures.error, noise.floor
+    error = error * _weight(figures, rows, noise)
     brought = np.zeros(rows.group_count)
     inputs = rows.is_input & ~rows.ignored
     np.maximum.at(brought, rows.groups[inputs], error[inputs])
@@ -160,6 +214,19 @@ def _jumps(figures: Figures, rows: FlowRows, noise: Noise) -> Bools:
     for start, end in pairwise(bounds):
         _jumps_of_unit(error, floor, brought[rows.groups], rows, start, end, result)
     return result
+
+
+def _weight(figures: Figures, rows: FlowRows, noise: Noise) -> Floats:
+    """How much a row's own error says: what is tiny beside the other tensors of its record is their
+    rounding, such as the gradient of a bias that cancels."""
+    norm = np.fmax(np.abs(figures.a["norm"]), np.abs(figures.b["norm"]))
+    norm = np.where(np.isfinite(norm) & figures.is_tensor, norm, 0.0)
+    largest = np.zeros(rows.group_count)
+    np.maximum.at(largest, rows.groups, norm)
+    threshold = np.minimum(noise.floor, LARGEST_NOISE) * largest[rows.groups]
+    with np.errstate(all="ignore"):
+        weight = np.where(norm < threshold, norm / threshold, 1.0)
+    return np.where(figures.is_tensor & (threshold > 0), weight, 1.0)
 
 
 def _jumps_of_unit(

@@ -21,6 +21,7 @@ class FlowRows:
     group_count: int
     group_rounds: Bools  # the operation's result depends on the machine
     group_contains: Bools  # other records ran inside of it
+    group_common: Bools  # both sides have the record
     is_input: Bools  # parameters of a module count as its inputs
     ignored: Bools  # what stands there means nothing
     parent: Ints  # code of the record it ran inside of, -1 at the top
@@ -47,10 +48,12 @@ def flow_rows(a: pa.Table, b: pa.Table, pairs: Pairs) -> FlowRows:
     codes: Mapping[str, int] = {name: i for i, name in enumerate(pairs.names)}
     parent_codes = np.array([codes.get(name, -1) for name in parent.names] + [-1], np.int64)
     inside = parent_codes[parents]
+    both = (pairs.a >= 0) & (pairs.b >= 0)
+    common = np.bincount(groups.ravel()[both], minlength=len(unique)) > 0
     outer = (pairs.unit * (len(pairs.names) + 1) + inside)[inside >= 0]
     return FlowRows(
         groups.ravel(), len(unique), rounds[unique % (len(pairs.names) + 1)],
-        np.isin(unique, outer), is_input,
+        np.isin(unique, outer), common, is_input,
         _ignored(pairs, is_input, parts, part.names, paths, path.names), inside,
         part.names, parts, path.names, paths, pairs.names,
     )  # fmt: skip

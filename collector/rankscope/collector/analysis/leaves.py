@@ -68,7 +68,8 @@ class Leaves:
         """Rows of the same record, step and rank."""
         unit = int(self.pairs.unit[row])
         start, end = self.start[unit], self.start[unit + 1]
-        return np.flatnonzero(self.pairs.record[start:end] == self.pairs.record[row]) + start
+        own: Ints = np.flatnonzero(self.pairs.record[start:end] == self.pairs.record[row]) + start
+        return own
 
     def position(self, row: int) -> int:
         """Rows of its step and rank before it."""

@@ -45,6 +45,14 @@ RANDOM = {
     "rand", "randn", "rand_like", "randn_like", "randint", "randperm", "normal", "bernoulli",
     "multinomial", "rrelu", "gumbel_softmax", "normal_", "uniform_", "bernoulli_",
 }  # fmt: skip
+#: They move or cast values without computing: one more or less of them is no divergence.
+KEEPS_VALUES = {
+    "to", "type", "type_as", "float", "half", "bfloat16", "double", "int", "long", "clone", "cpu",
+    "cuda", "npu", "contiguous", "detach", "reshape", "view", "view_as", "reshape_as", "flatten",
+    "squeeze", "unsqueeze", "transpose", "permute", "t", "expand", "expand_as", "movedim",
+    "swapaxes", "stride", "size", "dim", "numel", "item", "numpy", "tolist", "__bool__",
+    "is_floating_point", "unflatten", "split", "chunk", "unbind",
+}  # fmt: skip
 RECEIVES = {"recv", "irecv", "batch_isend_irecv"}
 
 _API = re.compile(r"^(?P<prefix>.+?)\.(?P<name>[^.]+)\.\d+\.(?:forward|backward)\*?$")

@@ -18,6 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 Ints = npt.NDArray[np.int64]
+_MODULE_CALL = re.compile(
+    r"^Module\.(?P<path>.+)\.[^.]+\.(?P<call>(?:forward|backward|parameters_grad)\.\d+)$"
+)
 _API = re.compile(r"^(?P<base>.+)\.(?P<number>\d+)\.(?P<direction>forward|backward)$")
 
 
@@ -159,17 +162,20 @@ def pair(unit: Texts, record: Texts, part: Texts, path: Texts) -> Pairs:
 
 
 def _merged(rows_a: Ints, partner: Ints, only_b: Ints, unit: Texts, record: Texts) -> Pairs:
-    """A's rows in order, with those that only B has behind their predecessor in B."""
+    """A's rows in order. Rows that only B has stand behind their predecessor in B and what only A
+    has there, before the next common row."""
     position = np.full(len(unit.b), -1, np.int64)
-    matched = partner >= 0
-    position[partner[matched]] = np.flatnonzero(matched)
+    common = np.flatnonzero(partner >= 0)
+    position[partner[common]] = common
     position = np.maximum.accumulate(position) if len(position) else position
     at_b = position[only_b] if len(only_b) else np.zeros(0, np.int64)
     units_a = unit.a[rows_a]
-    # What only B has before the first common row of a unit stands at the unit's beginning.
+    # What only B has before the first common row of a unit belongs to that unit all the same.
     starts = np.searchsorted(units_a, unit.b[only_b], side="left")
+    ends = np.searchsorted(units_a, unit.b[only_b], side="right")
     at_b = np.maximum(at_b, starts - 1)
-    place = np.concatenate([np.arange(len(rows_a), dtype=float), at_b + 0.5])
+    behind = np.append(common, len(rows_a))[np.searchsorted(common, at_b, side="right")]
+    place = np.concatenate([np.arange(len(rows_a), dtype=float), np.minimum(behind, ends) - 0.5])
     a = np.concatenate([rows_a, np.full(len(only_b), -1, np.int64)])
     b = np.concatenate([partner, only_b])
     units_all = np.concatenate([units_a, unit.b[only_b]])
@@ -205,29 +211,48 @@ def _mapped(codes: Ints, names: Sequence[str], numbers: Mapping[str, int]) -> In
     return table[codes]
 
 
+# ----------------------------------------------------------------------- modules of another class
+
+
+def reclassed(unit: Texts, record: Texts) -> Texts:
+    """The records, where a module of B that has another class than A's counts as the same module:
+    Module.act.ReLU.forward.0 as Module.act.GELU.forward.0."""
+    modules: dict[tuple[str, str], str] = {}
+    here = set(np.unique(record.a[unit.a >= 0]).tolist())
+    for code in here:
+        if match := _MODULE_CALL.match(record.names[code]):
+            modules[match["path"], match["call"]] = record.names[code]
+    numbers = {name: code for code, name in enumerate(record.names)}
+    table = np.arange(len(record.names) + 1)
+    for code in np.unique(record.b[unit.b >= 0]).tolist():
+        match = None if code in here else _MODULE_CALL.match(record.names[code])
+        other = modules.get((match["path"], match["call"])) if match else None
+        if other is not None:
+            table[code] = numbers[other]
+    return Texts(record.a, table[record.b], record.names)
+
+
 # ------------------------------------------------------------------------- calls that are shifted
 
 
-def shifted(unit: Texts, record: Texts, loosely: bool = False) -> Ints | None:
+def shifted(unit: Texts, record: Texts, shape: Texts, loosely: bool = False) -> Ints | None:
     """B's record codes after calls were aligned, or None where nothing is shifted.
 
-    `loosely` also takes an API for the same whatever its prefix (Functional.relu, Torch.relu).
-    New names may have to be added: they are appended to `record.names`.
+    Calls are alike that have one name and, in their first row, one `shape`. `loosely` also takes an
+    API for the same whatever its prefix (Functional.relu, Torch.relu). New names may have to be
+    added: they are appended to `record.names`.
     """
     parsed = [_parse(name, loosely) for name in record.names]
-    bases: dict[str, int] = {}
-    base_of = np.array(
-        [-1 if p is None else bases.setdefault(p[0], len(bases)) for p in parsed], np.int64
-    )
-    if loosely is False and _same_counts(unit, record, base_of):
+    if not loosely and _same_calls(unit, record, parsed):
         return None
     codes = {name: i for i, name in enumerate(record.names)}
     result = record.b.copy()
     known: dict[Any, dict[int, int]] = {}
     for number in np.unique(unit.a[unit.a >= 0]).tolist():
         rows_a, rows_b = np.flatnonzero(unit.a == number), np.flatnonzero(unit.b == number)
-        calls_a, calls_b = _calls(record.a[rows_a], parsed), _calls(record.b[rows_b], parsed)
-        key = (tuple(calls_a), tuple(calls_b))
+        calls_a = _calls(record.a[rows_a], shape.a[rows_a], parsed)
+        calls_b = _calls(record.b[rows_b], shape.b[rows_b], parsed)
+        key = (tuple(calls_a.items()), tuple(calls_b.items()))
         if key not in known:
             known[key] = _alignment(calls_a, calls_b, record.names, parsed, codes)
         table = np.arange(max(len(record.names), len(codes)))
@@ -236,6 +261,14 @@ def shifted(unit: Texts, record: Texts, loosely: bool = False) -> Ints | None:
         result[rows_b] = table[record.b[rows_b]]
     record.names.extend(list(codes)[len(record.names) :])
     return result
+
+
+def shapes_as_text(table: pa.Table) -> pa.Table:
+    """One column `shape`: "2,3"."""
+    column = table["shape"].combine_chunks()
+    words = pa.ListArray.from_arrays(column.offsets, column.values.cast(pa.string()))
+    joined = pc.binary_join(words, ",")
+    return pa.table({"shape": pc.if_else(column.is_valid(), joined, None)})
 
 
 def _parse(name: str, loosely: bool) -> tuple[str, int] | None:
@@ -247,24 +280,29 @@ def _parse(name: str, loosely: bool) -> tuple[str, int] | None:
     return base, int(match["number"])
 
 
-def _same_counts(unit: Texts, record: Texts, base_of: Ints) -> bool:
+def _same_calls(unit: Texts, record: Texts, parsed: Sequence[object]) -> bool:
+    """Whether both sides have the same API records in all units."""
+    is_api = np.array([one is not None for one in parsed], bool)
+
     def distinct(units: Ints, records: Ints) -> Any:
-        kept = (units >= 0) & (base_of[records] >= 0)
+        kept = (units >= 0) & is_api[records]
         return np.unique(np.stack([units[kept], records[kept]]), axis=1)
 
     a, b = distinct(unit.a, record.a), distinct(unit.b, record.b)
     return a.shape == b.shape and bool(np.all(a == b))
 
 
-def _calls(records: Ints, parsed: Sequence[tuple[str, int] | None]) -> list[int]:
-    """Forward API records in the order of their first row."""
-    seen = dict.fromkeys(records.tolist())
-    return [code for code in seen if parsed[code] is not None]
+def _calls(records: Ints, shapes: Ints, parsed: Sequence[tuple[str, int] | None]) -> dict[int, int]:
+    """API records in the order of their first row, with the shape there."""
+    codes, first = np.unique(records, return_index=True)
+    order = np.argsort(first)
+    seen = zip(codes[order].tolist(), shapes[first[order]].tolist(), strict=True)
+    return {code: shape for code, shape in seen if parsed[code] is not None}
 
 
 def _alignment(
-    calls_a: list[int],
-    calls_b: list[int],
+    calls_a: Mapping[int, int],
+    calls_b: Mapping[int, int],
     names: Sequence[str],
     parsed: Sequence[tuple[str, int] | None],
     codes: dict[str, int],
@@ -274,7 +312,8 @@ def _alignment(
     forward_b = [c for c in calls_b if names[c].endswith(".forward")]
     partner: dict[str, str] = {}
     for at_a, at_b, size in _blocks(
-        [_base(c, parsed) for c in forward_a], [_base(c, parsed) for c in forward_b]
+        [(_base(c, parsed), calls_a[c]) for c in forward_a],
+        [(_base(c, parsed), calls_b[c]) for c in forward_b],
     ):
         for i in range(size):
             partner[_stem(names[forward_b[at_b + i]])] = _stem(names[forward_a[at_a + i]])
@@ -291,7 +330,7 @@ def _alignment(
     return result
 
 
-def _blocks(a: Sequence[str], b: Sequence[str]) -> list[tuple[int, int, int]]:
+def _blocks(a: Sequence[Any], b: Sequence[Any]) -> list[tuple[int, int, int]]:
     """Equal stretches of two lists: (start in a, start in b, length).
 
     What they begin and end with in common is taken first: models repeat their layers, and the
