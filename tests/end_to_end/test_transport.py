@@ -1,5 +1,6 @@
 """Real processes with a transport: how they end, what stays, what others deliver."""
 
+import importlib.util
 import json
 import os
 import signal
@@ -314,6 +315,28 @@ def test_a_collector_that_cannot_start_is_said_once_and_the_spool_stays(start, t
     assert sum("does not start" in line and str(sidecar) in line for line in lines) == 1
     assert (sidecar / "collector.log").read_text().count("no store today") == 3
     assert len(list((sidecar / "spool").glob("*.spool"))) == 1
+
+
+@pytest.mark.parametrize(("module", "deaths"), [("daemon", 1), ("daemon", 2), ("embedded", 1)])
+def test_a_collector_that_dies_while_it_loads_is_soon_started_again(
+    start, tmp_path, module, deaths
+):
+    """`embedded` is loaded before it detaches, `daemon` afterwards."""
+    package = tmp_path / "path" / "rankscope" / "collector"
+    package.mkdir(parents=True)
+    real = importlib.util.find_spec(f"rankscope.collector.{module}").origin
+    (package / f"{module}.py").write_text(
+        "import os\n"
+        f"with open({str(tmp_path / 'deaths')!r}, 'ab', 0) as file:\n"
+        f"    if file.tell() < {deaths}:\n"
+        "        file.write(b'x')\n"
+        "        os.kill(os.getpid(), 9)\n"
+        f"exec(compile(open({real!r}).read(), {real!r}, 'exec'))\n"
+    )
+    environ = {"PYTHONPATH": str(tmp_path / "path")}
+    status, lines, err = end(start("close_at_exit", environ=environ, exit_seconds=18.0), 40)
+    assert (status, lines[-1], err) == (0, "closed True", "")
+    assert (tmp_path / "deaths").read_bytes() == b"x" * deaths
 
 
 def test_without_the_collector_extra_it_says_what_to_install_or_set(start, tmp_path):

@@ -78,7 +78,8 @@ class Absence:
         segments = spool_reader.left_over(folder).get(process, []) if folder.is_absolute() else []
         frames = spool_reader.read_batches(segments, after=position.accepted)
         self._imports.append(_Import(process, folder, frames))
-        self._imported.add(process)
+        if folder.is_absolute():  # else it is not known yet where the spool lies
+            self._imported.add(process)
 
     def look(self) -> None:
         """Do what is due: declare processes lost, read spools for a while."""

@@ -133,6 +133,9 @@ class Book:
                     name,
                     events=event.events if part is Part.ENDED else None,
                     reason=event.reason or None,
+                    agent_seconds=event.agent_seconds or None,
+                    wall_seconds=event.wall_seconds or None,
+                    shed=event.shed or None,
                     time=event.time,
                 )
             )
@@ -183,8 +186,12 @@ class Book:
         return [p for p, m in self.identity.members.items() if m.state is State.LIVE]
 
     def belongs(self, info: Process) -> bool:
-        """Whether the process is of this run, or would join an instance of it."""
-        return info.process in self._rows or self.identity.instance_for(info) is not None
+        """Whether the process is of this run, or would join an instance of it. A run without any
+        process is one whose collector was killed before its first commit.
+        """
+        if info.process in self._rows or not self._rows:
+            return True
+        return self.identity.instance_for(info) is not None
 
     def has_left(self, process: str) -> bool:
         """Whether the process said goodbye."""

@@ -27,6 +27,9 @@ class Config:
     """A process whose stream broke counts as lost after this long without a new stream."""
     restart_grace_seconds: float = 30.0
     """After a restart, processes of before have this long to come back until they count as lost."""
+    close_seconds: float = 8.0
+    """A collector that is told to end writes dump.json and seals steps for this long; what is left
+    is done at its next start."""
     pause_render_seconds: float = 5.0
     """The layout of an open step that was paused is written at most this often."""
     layout: str = "eager"

@@ -33,21 +33,23 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     run_path = Path(os.path.abspath(options.run))
     side_path = run_path.with_name(run_path.name + ".rankscope")
-    if not options.foreground and not detach():
-        return 0
     side_path.mkdir(parents=True, exist_ok=True)
     lock = os.open(side_path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return 0
+    # With the lock: from here on it is held until the collector ends, however it does.
+    if not options.foreground and not detach(lock):
+        return 0
     if not options.foreground:
         redirect_streams(side_path / "collector.log")
     return _serve(run_path, side_path)
 
 
-def detach() -> bool:
-    """Go on as a grandchild in a session of its own; True there, False in the process that ends.
+def detach(kept: int) -> bool:
+    """Go on as a grandchild in a session of its own, with no descriptor but `kept`; True there,
+    False in the process that ends.
 
     So the starter has no child that it, or its process manager, would wait for or kill.
     """
@@ -56,7 +58,8 @@ def detach() -> bool:
     os.setsid()
     if os.fork():
         os._exit(0)
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    os.closerange(3, kept)
+    os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(null, standard)

@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 _WRITERS = 4
 _QUIET_SECONDS = 0.3
 _SEAL_PATIENCE_SECONDS = 3.0
+_SEALS_AT_ONCE = 32
 
 
 class Reports(Protocol):
@@ -65,6 +66,7 @@ class Finisher(threading.Thread):
         self._last_job_at = 0.0
         self._changed = threading.Condition()
         self._stopping = False
+        self._deadline = float("inf")
         self._busy = False
         self._maintain = False
         self._writers = ThreadPoolExecutor(_WRITERS, thread_name_prefix="rankscope-layout")
@@ -91,19 +93,28 @@ class Finisher(threading.Thread):
         with self._changed:
             return not (self._busy or self._jobs or self._seals)
 
-    def stop(self) -> None:
-        """End after what is there to do; returns when done."""
+    def stop(self, deadline: float = float("inf")) -> bool:
+        """End after what is there to do, at the deadline (of time.monotonic()) after the job that
+        is being done; whether nothing is left.
+        """
         with self._changed:
             self._stopping = True
+            self._deadline = deadline
             self._changed.notify()
         self.join()
         self._writers.shutdown()
+        left = len(self._jobs) + len(self._seals)
+        if left:
+            log.warning("%d steps and folders are left for the next start", left)
+        return not left
 
     def run(self) -> None:
         while (job := self._next()) is not None:
             try:
                 if job == "maintain":
                     self._store.maintain()
+                elif isinstance(job, SealStep):
+                    self._seal([job, *self._more_seals(job)])
                 else:
                     self._do(job)
             except Exception as error:
@@ -125,6 +136,8 @@ class Finisher(threading.Thread):
     def _next(self) -> Job | Literal["maintain"] | None:
         with self._changed:
             self._busy = False
+            if self._stopping and time.monotonic() >= self._deadline:
+                return None
             while not (self._jobs or self._maintain):
                 if (wait := self._until_seal()) == 0.0:
                     break
@@ -152,8 +165,6 @@ class Finisher(threading.Thread):
         match job:
             case RenderStep():
                 self._render(job)
-            case SealStep():
-                self._reports.sealed(job.seal, self._store.seal(job.seal.step, job.ranks))
             case RenameFolder():
                 self._layout.rename(job.old, job.new)
             case RemoveFolders():
@@ -163,6 +174,27 @@ class Finisher(threading.Thread):
                 there = [path for path in paths if path.is_dir()]
                 names = [str(path.relative_to(self._layout.run_path)) for path in there]
                 self._reports.farewell(job.process, names)
+
+    def _more_seals(self, first: SealStep) -> list[SealStep]:
+        """Others that wait for the same ranks: a commit for each would take longer than a small
+        step itself.
+        """
+        with self._changed:
+            steps = [s for s, (_, job) in self._seals.items() if job.ranks == first.ranks]
+            return [self._seals.pop(step)[1] for step in steps[: _SEALS_AT_ONCE - 1]]
+
+    def _seal(self, jobs: Sequence[SealStep]) -> None:
+        try:
+            events = self._store.seal_steps([job.seal.step for job in jobs], jobs[0].ranks)
+        except Exception as error:
+            if len(jobs) == 1:
+                log.error("step %d is not sealed: %s", jobs[0].seal.step, error)
+                return self._reports.failed(jobs[0], error)
+            for job in jobs:  # one of them is to blame, not the others
+                self._seal([job])
+            return
+        for job in jobs:
+            self._reports.sealed(job.seal, events[job.seal.step])
 
     def _render(self, job: RenderStep) -> None:
         processes = list(job.parts)

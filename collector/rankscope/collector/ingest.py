@@ -72,6 +72,10 @@ class Committer(Worker):
         self._commits = 0
         self.unavailable: str | None = None
         """Why nothing can be stored now."""
+        self.deadline = float("inf")
+        """Of time.monotonic(): when the end waits no longer for the layout and for seals."""
+        self.finished = False
+        """Whether it ended with nothing left to do."""
         self.busy = True
         """False while nothing waits to be done here."""
 
@@ -223,7 +227,7 @@ class Committer(Worker):
         self._intake.stop()
         self.commit()
         self._finisher.add(self._book.finish(time.monotonic()))
-        self._finisher.stop()
+        self.finished = self._finisher.stop(self.deadline)
         self._drain()  # rows that tell of the last seals
         self._flush_later()
 

@@ -19,10 +19,13 @@ from rankscope.collector.finisher import Finisher
 from rankscope.collector.ingest import Committer
 from rankscope.collector.jobs import RenderStep, SealStep
 from rankscope.collector.layout import Layout
+from rankscope.collector.memory import Memory
 from rankscope.collector.positions import Session
 from rankscope.collector.rows import process_of, sealed_row
 from rankscope.collector.steps import Seal
-from rankscope.collector.store import RunStore, StoreUnavailable, side_path
+from rankscope.collector.store import RunStore, StoreError, StoreUnavailable, side_path
+from rankscope.collector.store.errors import foreign_errors
+from rankscope.collector.store.reader import tables_path
 from rankscope.v1 import collector_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -50,6 +53,7 @@ class RunService:
         run_path.mkdir(parents=True, exist_ok=True)
         rows, events = self._store.processes(), self._store.steps_rows().to_pylist()
         self._book = Book(config, rows, events)
+        self._failed = False  # something that a restart would do again
         self._layout = Layout(run_path)
         blobs = BlobStore(self.side_path, collector_id)
         self._finisher = Finisher(self._store, self._layout, self, TensorFiles(blobs, self._layout))
@@ -85,11 +89,15 @@ class RunService:
         """Whether its thread has ended, by order or by a failure."""
         return not self.committer.is_alive()
 
-    def close(self) -> None:
-        """Commit, render and seal what is there."""
+    def close(self, deadline: float = float("inf")) -> bool:
+        """Commit what is there, then render and seal it until the deadline (of time.monotonic());
+        whether nothing is left to do.
+        """
+        self.committer.deadline = deadline
         self.committer.stop()
-        self._finisher.stop()
+        self._finisher.stop(deadline)
         self._store.close()
+        return self.committer.finished and not self._failed
 
     # ------------------------------------------------------------------ what the finisher reports
 
@@ -99,6 +107,7 @@ class RunService:
 
     def failed(self, job: RenderStep | SealStep, error: Exception) -> None:
         """Tried again when the disk was to blame."""
+        self._failed = True
         if isinstance(error, OSError | StoreUnavailable):
             again = lambda: self._finisher.add([job])  # noqa: E731
             self.committer.post(lambda: self.committer.after(RETRY_SECONDS, again))
@@ -122,8 +131,10 @@ class Runs:
         *,
         store: Path | None = None,
         run_path: Path | None = None,
+        memory: Memory | None = None,
     ) -> None:
         """Either `store`, the folder of all runs, or `run_path`, the only run."""
+        self._memory = memory
         self._config, self._id, self._version = config, collector_id, version
         self._store, self._only = store, run_path
         self._open: dict[Path, RunService] = {}
@@ -137,12 +148,42 @@ class Runs:
         with self._lock:
             service = self._service_of(hello)
             service.idle_since = time.monotonic()
+            if self._memory is not None:
+                self._memory.heard_of(hello)
             service.committer.post(lambda: service.committer.hello(hello, session))
             return service
+
+    def resume(self) -> None:
+        """Go on where a killed collector was: open its runs, take in the spools of dead processes.
+
+        Blocks; what a run lacks is stored, written and sealed by its own threads.
+        """
+        if self._memory is None:
+            return
+        for path in self._memory.runs():
+            if not tables_path(path).is_dir():
+                self._memory.closed(path)
+                continue
+            try:
+                with self._lock:
+                    self._service(path, "")
+            except (StoreError, OSError) as error:
+                log.error("%s is not opened: %s", path, error)
+        for spool in self._memory.spools():
+            self.take_in(spool)
+
+    def look_for_dead(self) -> None:
+        """Take in the spools of processes that died before they came back to this collector."""
+        if self._memory is not None:
+            for spool in self._memory.spools():
+                self._adopt(spool)
 
     def take_in(self, spool: Path) -> None:
         """Take in what dead processes left in a spool folder."""
         spool_reader.sweep(spool)
+        self._adopt(spool)
+
+    def _adopt(self, spool: Path) -> None:
         for process, segments in spool_reader.left_over(spool).items():
             hello = spool_reader.read_hello(segments)
             if hello is None or hello.process_uuid != process:
@@ -168,13 +209,14 @@ class Runs:
                     service.idle_since = now
                 if service.is_closed() or now - service.idle_since > _IDLE_SECONDS:
                     del self._open[path]
-                    service.close()
+                    self._close(path, service)
 
     def close(self) -> None:
-        """Commit, render and seal everything."""
+        """Commit everything; render and seal it for `close_seconds`."""
         with self._lock:
-            for service in self._open.values():
-                service.close()
+            deadline = time.monotonic() + self._config.close_seconds
+            for path, service in self._open.items():
+                self._close(path, service, deadline)
             self._open.clear()
 
     # ------------------------------------------------------------------ details
@@ -182,15 +224,22 @@ class Runs:
     def _service_of(self, hello: pb.Hello) -> RunService:
         return self._service(self._path_of(hello), "" if hello.run else hello.run_key)
 
+    def _close(self, path: Path, service: RunService, deadline: float = float("inf")) -> None:
+        if service.close(deadline) and self._memory is not None:
+            self._memory.closed(path)
+
     def _service(self, path: Path, run_key: str) -> RunService:
         service = self._open.get(path)
         if service is not None and service.is_closed():
             service.close()
             service = None
         if service is None:
+            # First the key: a collector that is killed here finds the run again, and uses it.
+            self._keys[path] = _mark(side_path(path), run_key)
             service = RunService(path, self._id, self._config, self._version)
             self._open[path] = service
-            self._keys[path] = _mark(service.side_path, run_key)
+            if self._memory is not None:
+                self._memory.opened(path)
         return service
 
     def _path_of(self, hello: pb.Hello) -> Path:
@@ -235,11 +284,13 @@ class Runs:
 def _mark(folder: Path, run_key: str) -> str:
     """Keep the key a run was named for, so that a restarted collector finds it again."""
     mark = folder / "run.json"
-    if mark.exists():
-        return _key(mark) or ""
-    aside = folder / "run.json.tmp"
-    aside.write_text(json.dumps({"run_key": run_key}))
-    os.replace(aside, mark)
+    with foreign_errors(mark):
+        if mark.exists():
+            return _key(mark) or ""
+        folder.mkdir(parents=True, exist_ok=True)
+        aside = folder / "run.json.tmp"
+        aside.write_text(json.dumps({"run_key": run_key}))
+        os.replace(aside, mark)
     return run_key
 
 

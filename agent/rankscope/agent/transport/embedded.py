@@ -21,6 +21,7 @@ from rankscope.agent.transport.stream import LogFunction
 COLLECTOR_MODULE = "rankscope.collector.embedded"
 START_PATIENCE_SECONDS = 20.0
 MAX_STARTS = 3
+_BACKOFF_SECONDS = (0.2, 1.0, 5.0)
 LONG_LIFE_SECONDS = 60.0
 """A collector that lived this long does not count towards `MAX_STARTS`."""
 # They concern the training script's interpreter and would change or break the collector's.
@@ -44,7 +45,7 @@ class EmbeddedCollector:
         self._starts = 0
         self._awaited = False  # started by us, and its port file not seen yet
         self._process: _Collector | None = None
-        self._started_at = 0.0
+        self._started_at = self._start_again_at = 0.0
         self._lock_fd = -1
         self._given_up = False
 
@@ -64,7 +65,7 @@ class EmbeddedCollector:
             return str(port["address"])
         idle = self._given_up or not needed
         self.retry_seconds = 0.5 if idle else 0.05
-        if not idle and not self._is_being_started():
+        if not (idle or self._is_being_started() or time.monotonic() < self._start_again_at):
             self._start()
         return None
 
@@ -75,12 +76,32 @@ class EmbeddedCollector:
         """The one we started may still come; status 0: it detached, or another one was first."""
         if not self._awaited or self._process is None:
             return False
-        waited = time.monotonic() - self._started_at
-        if self._process.returncode in (None, 0) and waited < START_PATIENCE_SECONDS:
-            return True
+        now, status = time.monotonic(), self._process.returncode
+        if now - self._started_at < START_PATIENCE_SECONDS:
+            if status is None or (status == 0 and not self._is_free()):
+                return True
         self._awaited = False
+        self._start_again_at = now + _BACKOFF_SECONDS[min(self._starts, MAX_STARTS) - 1]
         self._release_start()
         return False
+
+    def _is_free(self) -> bool:
+        """Whether nobody holds the collector's lock, which is taken before it detaches: it died
+        while it loaded its libraries. Asked only by the one who may start another.
+        """
+        try:
+            fd = os.open(self._sidecar / "lock", os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return True
+        except OSError:  # held, or a file system without locks
+            return False
+        finally:
+            os.close(fd)
 
     def _start(self) -> None:
         if reason := self._why_impossible():

@@ -14,6 +14,7 @@ from rankscope.collector.config import Config, ConfigError
 
 _DEFAULTS = Config()
 _IDLE_CHECK_SECONDS = 10.0
+_COLLECTORS = ".collectors"
 
 
 def serve(
@@ -26,7 +27,7 @@ def serve(
     ] = None,
     spool: Annotated[
         list[Path] | None,
-        typer.Option(help="Spool folder of this host whose left-overs are taken in at the start."),
+        typer.Option(help="Further spool folder whose left-overs are taken in at the start."),
     ] = None,
     commit_interval_seconds: Annotated[
         float, typer.Option(help="Batches wait this long at most for their commit.")
@@ -40,6 +41,9 @@ def serve(
     lost_after_seconds: Annotated[
         float, typer.Option(help="A process without a stream is lost after this long.")
     ] = _DEFAULTS.lost_after_seconds,
+    close_seconds: Annotated[
+        float, typer.Option(help="At the end, steps are written and sealed this long at most.")
+    ] = _DEFAULTS.close_seconds,
     layout: Annotated[
         str, typer.Option(help="eager: write dump.json at once; on_demand: only by export.")
     ] = _DEFAULTS.layout,
@@ -102,17 +106,21 @@ def serve(
 
 async def _live(runs: daemon.LazyRuns, spools: list[Path]) -> None:
     await asyncio.to_thread(runs.get)  # load what it takes before somebody waits for it
+    await asyncio.to_thread(runs.get().resume)
     for spool in spools:
         await asyncio.to_thread(runs.get().take_in, spool.absolute())
     while True:
         await asyncio.sleep(_IDLE_CHECK_SECONDS)
+        await asyncio.to_thread(runs.get().look_for_dead)
         await asyncio.to_thread(runs.get().close_idle)
 
 
 def _runs(config: Config, collector_id: str, store: Path) -> Any:
+    from rankscope.collector.memory import Memory
     from rankscope.collector.runs import Runs
 
-    return Runs(config, collector_id, server.VERSION, store=store)
+    memory = Memory(store / _COLLECTORS / f"{collector_id}.json")
+    return Runs(config, collector_id, server.VERSION, store=store, memory=memory)
 
 
 def _claim_id(store: Path) -> tuple[str, int]:
@@ -120,7 +128,7 @@ def _claim_id(store: Path) -> tuple[str, int]:
 
     The descriptor holds the claim until it is closed.
     """
-    folder = store / ".collectors"
+    folder = store / _COLLECTORS
     folder.mkdir(exist_ok=True)
     number = 0
     while True:

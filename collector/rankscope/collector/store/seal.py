@@ -5,18 +5,26 @@ So each replacement carries a transaction of its own name whose version rises by
 refuses the second of two at once, and a later one sees that the version moved on.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import pyarrow as pa
 
 from rankscope.collector.store.errors import CommitConflict, StoreUnavailable
-from rankscope.collector.store.files import count_rows, file_name, remove_files, write_file
+from rankscope.collector.store.files import (
+    DataFile,
+    count_rows,
+    file_name,
+    remove_files,
+    write_file,
+)
 from rankscope.collector.store.reading import read_live
 from rankscope.collector.store.rows import concatenated, in_order, with_ranks
-from rankscope.collector.store.tables import Table
+from rankscope.collector.store.tables import Replacement, Table
 
 _ATTEMPTS = 5
+_Step = TypeVar("_Step", int, None)
 
 
 @dataclass(frozen=True)
@@ -27,8 +35,12 @@ class Replaced:
     old: tuple[str, ...] = ()
 
 
-def seal_step(table: Table, step: int, ranks: Mapping[str, int], collector_id: str) -> Replaced:
-    """One file for the step, sorted by (rank, process, seq, leaf), with the ranks of `ranks`."""
+def seal_steps(
+    table: Table, steps: Sequence[int], ranks: Mapping[str, int], collector_id: str
+) -> dict[int, Replaced]:
+    """One file for each step, sorted by (rank, process, seq, leaf), with the ranks of `ranks`; all
+    in one commit, which costs as much as a small step itself.
+    """
 
     def sealed(rows: pa.Table) -> pa.Table:
         return in_order(with_ranks(rows, ranks), by_rank=True)
@@ -39,44 +51,79 @@ def seal_step(table: Table, step: int, ranks: Mapping[str, int], collector_id: s
         keys = read_live(table, files[0], ("process", "rank"))
         return bool(with_ranks(keys, ranks)["rank"].equals(keys["rank"]))
 
-    return _replace(table, step, f"seal/{step}", sealed, is_sealed, collector_id)
+    app_ids = {step: f"seal/{step}" for step in steps}
+    return _replace(table, app_ids, sealed, is_sealed, collector_id)
 
 
 def fold(table: Table, collector_id: str, most_files: int) -> Replaced:
     """One file for a table without partitions, when it has more than `most_files`."""
     return _replace(
-        table, None, "fold", lambda rows: rows, lambda files: len(files) <= most_files, collector_id
-    )
+        table, {None: "fold"}, lambda rows: rows, lambda f: len(f) <= most_files, collector_id
+    )[None]
 
 
 def _replace(
     table: Table,
-    step: int | None,
-    app_id: str,
+    app_ids: Mapping[_Step, str],
     change: Callable[[pa.Table], pa.Table],
     is_done: Callable[[list[str]], bool],
     collector_id: str,
-) -> Replaced:
+) -> dict[_Step, Replaced]:
+    """`app_ids`: of each step that is to be replaced, None for a table without partitions."""
     for _ in range(_ATTEMPTS):
         with table.lock:
             table.refresh()
-            files, version = table.files(step), table.transaction(app_id)
+            before = {
+                step: (table.files(step), table.transaction(app_id))
+                for step, app_id in app_ids.items()
+            }
+        replaced: dict[_Step, Replaced] = {}
+        written: list[Replacement] = []
         try:
-            if not files or is_done(files):
-                return Replaced(sum(count_rows(table.root, name) for name in files))
-            rows = change(concatenated([read_live(table, name) for name in files], table.schema))
+            for step, (files, version) in before.items():
+                if not files or is_done(files):
+                    replaced[step] = Replaced(sum(count_rows(table.root, f) for f in files))
+                    continue
+                new = _rewrite(table, step, files, change, collector_id)
+                written.append(Replacement(files, new, app_ids[step], version + 1))
+                replaced[step] = Replaced(new.rows, tuple(files))
         except FileNotFoundError:  # replaced by another collector, and their grace is over
+            _remove(table, written)
             continue
-        kind = "part" if step is None else "seal"
-        new = write_file(table.root, file_name(kind, collector_id, step), rows, step)
+        except BaseException:
+            _remove(table, written)
+            raise
         try:
-            with table.lock:
-                table.refresh()
-                if table.transaction(app_id) != version:
-                    raise CommitConflict(f"{table.root}: {app_id} was done by another collector")
-                table.replace(files, new, app_id, version + 1)
+            if written:
+                _commit(table, written)
         except CommitConflict:
-            remove_files(table.root, [new.name])
+            _remove(table, written)
             continue
-        return Replaced(new.rows, tuple(files))
-    raise StoreUnavailable(f"{table.root}: {app_id} was overtaken {_ATTEMPTS} times")
+        return replaced
+    names = ", ".join(app_ids.values())
+    raise StoreUnavailable(f"{table.root}: {names} was overtaken {_ATTEMPTS} times")
+
+
+def _rewrite(
+    table: Table,
+    step: int | None,
+    files: Sequence[str],
+    change: Callable[[pa.Table], pa.Table],
+    collector_id: str,
+) -> DataFile:
+    rows = change(concatenated([read_live(table, name) for name in files], table.schema))
+    kind = "part" if step is None else "seal"
+    return write_file(table.root, file_name(kind, collector_id, step), rows, step)
+
+
+def _remove(table: Table, written: Sequence[Replacement]) -> None:
+    remove_files(table.root, [item.new.name for item in written])
+
+
+def _commit(table: Table, written: Sequence[Replacement]) -> None:
+    with table.lock:
+        table.refresh()
+        for item in written:
+            if table.transaction(item.app_id) != item.version - 1:
+                raise CommitConflict(f"{table.root}: {item.app_id} was done by another collector")
+        table.replace(written)

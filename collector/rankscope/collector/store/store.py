@@ -15,7 +15,7 @@ from rankscope.collector.store.errors import StoreError, foreign_errors
 from rankscope.collector.store.files import fsync, own_files, remove_files
 from rankscope.collector.store.group import Group, Row
 from rankscope.collector.store.reader import RunReader, side_path, tables_path
-from rankscope.collector.store.seal import Replaced, fold, seal_step
+from rankscope.collector.store.seal import Replaced, fold, seal_steps
 from rankscope.collector.store.tables import Table
 
 #: How long readers may hold a view that names replaced files.
@@ -96,11 +96,18 @@ class RunStore(RunReader):
 
         `ranks` maps processes to ranks. Sealing again does nothing unless rows or ranks changed.
         """
-        events = 0
+        return self.seal_steps([step], ranks)[step]
+
+    def seal_steps(self, steps: Sequence[int], ranks: Mapping[str, int]) -> dict[int, int]:
+        """Seals several steps, all or none; step -> its events. Cheaper than one by one when they
+        are small.
+        """
+        events: dict[int, int] = {}
         for name in ("records", "nodes"):
-            replaced = seal_step(self._tables[name], step, ranks, self._id)
-            self._remember(self._tables[name], replaced)
-            events = replaced.rows
+            replaced = seal_steps(self._tables[name], steps, ranks, self._id)
+            for one in replaced.values():
+                self._remember(self._tables[name], one)
+            events = {step: one.rows for step, one in replaced.items()}
         return events
 
     def maintain(self) -> None:

@@ -7,6 +7,7 @@ after a commit and gets slower the longer a table stays open. Each remedy stands
 import threading
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -26,6 +27,29 @@ _CONFIGURATION = {
     "delta.dataSkippingStatsColumns": "rank,process,batch,seq",
 }
 _NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """One file in the place of several with the same rows.
+
+    `version` of `app_id` must rise by one with each replacement of the same rows, or two
+    replacements at once would both stand.
+    """
+
+    old: Sequence[str]
+    new: DataFile
+    app_id: str
+    version: int
+
+    def actions(self) -> list[AddAction | RemoveAction]:
+        step: dict[str, str | None] = {} if self.new.step is None else {"step": str(self.new.step)}
+        now = int(time.time() * 1000)
+        removes = [
+            RemoveAction(name, data_change=False, deletion_timestamp=now, partition_values=step)
+            for name in self.old
+        ]
+        return [self.new.add_action(data_change=False), *removes]
 
 
 class Table:
@@ -128,19 +152,10 @@ class Table:
         """Commits new rows, durably; raises CommitConflict when another writer was first."""
         self._commit([file.add_action(data_change=True) for file in files], transactions)
 
-    def replace(self, old: Sequence[str], new: DataFile, app_id: str, version: int) -> None:
-        """Puts one file in the place of several with the same rows, durably.
-
-        `version` of `app_id` must rise by one with each replacement of the same rows, or two
-        replacements at once would both stand. The caller holds the lock and has checked both.
-        """
-        step: dict[str, str | None] = {} if new.step is None else {"step": str(new.step)}
-        now = int(time.time() * 1000)
-        removes = [
-            RemoveAction(name, data_change=False, deletion_timestamp=now, partition_values=step)
-            for name in old
-        ]
-        self._commit([new.add_action(data_change=False), *removes], {app_id: version})
+    def replace(self, replacements: Sequence[Replacement]) -> None:
+        """Commits all of them, durably. The caller holds the lock and has checked the versions."""
+        actions = [action for one in replacements for action in one.actions()]
+        self._commit(actions, {one.app_id: one.version for one in replacements})
 
     def checkpoint_if_due(self) -> None:
         """Every 50 commits: a durable checkpoint, old log entries cleaned up, a fresh view."""
