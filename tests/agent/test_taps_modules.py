@@ -376,6 +376,48 @@ def test_stop_inside_a_forward(record):
     assert recorded.tree(step=1) == {"Torch.tanh.0.forward": None}
 
 
+@pytest.mark.parametrize("level", ["mix", "L0"])
+def test_backward_after_stop_belongs_to_the_step(record, level):
+    """Records of functions have their data, those of modules their place alone, as with msProbe."""
+    net = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Softmax(-1)))
+    recorded = record(level, model=net, statistics={"list": ["Module.1", "linear"]})
+    for _ in range(2):
+        with recorded:
+            loss = net(leaf([1.0, 2.0])).pow(2).sum()
+        loss.backward()
+    recorded.step()
+    backward = {name: parent for name, parent in recorded.tree().items() if "backward" in name}
+    modules = {
+        "Module.1.Sequential.backward.0": None,
+        "Module.1.0.Softmax.backward.0": "Module.1.Sequential.backward.0",
+        "Module.0.Linear.backward.0": None,
+    }
+    assert backward.items() >= modules.items()
+    found = [name for name in recorded.data() if "backward" in name]
+    if level == "L0":
+        assert (found, backward) == ([], modules)
+        return
+    functions = [
+        f"Functional.{n}.backward" for n in ("softmax.0", "linear.0", "softmax.1", "linear.1")
+    ]
+    assert found == functions
+    assert backward["Functional.softmax.1.backward"] == "Module.1.0.Softmax.backward.1"
+
+
+def test_a_scope_that_ends_after_stop(record):
+    net = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    scope = ["Module.0.Linear.forward.0", "Module.1.Tanh.backward.0"]
+    recorded = record("mix", model=net, statistics={"scope": scope})
+    for _ in range(2):
+        with recorded:
+            y = net(leaf([1.0, 2.0]))
+        y.sum().backward()
+    recorded.step()
+    last = "Functional.linear.0.backward"  # runs when the scope is over
+    assert "Torch.tanh.0.backward" in recorded.data()
+    assert not {last, "Functional.linear.1.forward"} & set(recorded.data())
+
+
 def test_names_of_shared_listed_and_second_models(record):
     shared = nn.Linear(2, 2)
     first = nn.Sequential(shared, nn.Sequential(shared))

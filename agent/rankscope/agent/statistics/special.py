@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import torch
 
 from .columns import Partial
@@ -80,10 +81,11 @@ def plain_numbers(tensor: torch.Tensor) -> torch.Tensor:
         return _single(tensor)
     if tensor.dtype is torch.complex32:
         tensor = torch.view_as_complex(torch.view_as_real(tensor).float().contiguous())
-    magnitude = tensor.abs()
-    if tensor.dtype is torch.complex64 and bool(torch.isinf(magnitude).any()):
-        return tensor.to(torch.complex128).abs()
-    return magnitude
+    with np.errstate(all="ignore"):  # by numpy, whose last digit is msProbe's
+        magnitude = np.abs(tensor.resolve_conj().numpy())
+        if tensor.dtype is torch.complex64 and np.isinf(magnitude).any():
+            magnitude = np.abs(tensor.resolve_conj().numpy().astype(np.complex128))
+    return torch.from_numpy(np.asarray(magnitude))
 
 
 def _single(tensor: torch.Tensor) -> torch.Tensor:

@@ -180,7 +180,7 @@ class ModuleBackward:
     def consumer_ran(self, awaited: Awaited, sends: list[Send], inputs: Gradients) -> None:
         """Gradients went along the edges of `sends`."""
         arrival = self._arrival(awaited)
-        if arrival is None:
+        if arrival is None or not self._session.running:
             return
         for send in sends:
             gradient = inputs[send.number]
@@ -195,7 +195,8 @@ class ModuleBackward:
 
     def _arrival(self, awaited: Awaited) -> Arrival | None:
         session = self._session
-        if not session.running or session.step != awaited.step:
+        # After stop() records still take their places, until step(); they have no data then.
+        if not session.recording_step or session.step != awaited.step:
             return None
         task = _graph_task()
         arrivals = self._passes.get(task)
@@ -232,11 +233,14 @@ class ModuleBackward:
         arrivals.pop(awaited, None)
         arrivals.written.add(awaited)
         _pop_last(session.local.modules, awaited.name)
-        if not session.running or session.step != awaited.step:
+        if session.step != awaited.step:
             return
         try:
+            kept = session.leaves(awaited.name)
+            if not session.running:
+                return
             parts = session.backward_parts(arrival.outputs, arrival.inputs)
-            if session.leaves(awaited.name) and parts:
+            if kept and parts:
                 session.event(
                     awaited.name, rec.OUTPUT, rec.MODULE, rec.BACKWARD, arrival.parent, 0, parts
                 )
