@@ -8,9 +8,11 @@ import typer
 from typer.main import get_command
 
 from rankscope.collector import cli, schema
+from rankscope.collector.commands.du import du
 from rankscope.collector.commands.export import export
 from rankscope.collector.commands.ls import ls
 from rankscope.collector.commands.query import query
+from rankscope.collector.commands.rm import rm
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -26,7 +28,10 @@ def test_every_column_has_its_row_in_order(table):
     assert [name for name, _ in rows] == schema.TABLES[table].names
 
 
-@pytest.mark.parametrize(("name", "function"), [("query", query), ("ls", ls), ("export", export)])
+COMMANDS = {"query": query, "ls": ls, "export": export, "du": du, "rm": rm}
+
+
+@pytest.mark.parametrize(("name", "function"), COMMANDS.items())
 def test_every_option_is_described(name, function):
     group = get_command(cli.build({name: function}))
     command = group.commands[name]

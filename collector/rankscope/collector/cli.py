@@ -25,7 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "export": (
         "rankscope.collector.commands.export",
-        "Write msProbe's layout from a run's tables.",
+        "Write msProbe's layout, or tensors, from a run's tables.",
     ),
     "compare": (
         "rankscope.collector.commands.compare",
@@ -35,6 +35,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "rankscope.collector.commands.check",
         "Look for NaN, infinities and ranks that disagree in a run.",
     ),
+    "du": ("rankscope.collector.commands.du", "Say what of a run holds how much on the disk."),
+    "rm": ("rankscope.collector.commands.rm", "Remove a run, or steps of it."),
     "deliver": ("rankscope.agent.deliver", "Send what ended processes left in their spools."),
 }
 

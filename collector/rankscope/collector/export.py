@@ -1,15 +1,17 @@
 """Rendering msProbe's layout from the tables of a run, for any steps and ranks, at any time."""
 
+import fnmatch
 import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cmp_to_key
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from .blobs.layout import TensorFiles
@@ -52,6 +54,32 @@ class Selection:
         return Selection(tuple(spans))
 
 
+FORMATS = ("msprobe", "safetensors")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What of each process's step is written: records whose name matches `name` (`*`, `?` and
+    `[...]` as in a shell), all without it; `format` is one of FORMATS.
+    """
+
+    name: str | None = None
+    format: str = "msprobe"
+
+    def __post_init__(self) -> None:
+        if self.format not in FORMATS:
+            raise ValueError(f"--format {self.format!r}: expected one of {', '.join(FORMATS)}")
+
+    def of(self, rows: pa.Table) -> pa.Table:
+        """The rows of `records` or `nodes` that are wanted."""
+        if self.name is None:
+            return rows
+        pattern = fnmatch.translate(self.name)
+        names = rows["record"].combine_chunks().dictionary_encode()
+        fits = [name is not None and bool(re.match(pattern, name)) for name in _texts(names)]
+        return rows.filter(pa.array(fits, pa.bool_()).take(names.indices))
+
+
 def export(
     run: Run,
     to: Path,
@@ -59,8 +87,14 @@ def export(
     ranks: Selection,
     instance: str | None = None,
     attempt: int | None = None,
+    parts: Parts = Parts(),
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Iterator[Path]:
     """Write the layout of a run into `to`, a new or empty folder, and yield each folder written.
+
+    `progress(done, total)` counts steps. With the format "safetensors" a folder has one file,
+    `tensors.safetensors`, of captured tensors under their names.
+
 
     One launch of the job is written: the named one, else the newest; with `attempt`, only what ran
     after that many restarts. Where two of its processes share a folder in a step (a restarted
@@ -77,10 +111,18 @@ def export(
     layout = Layout(to, aside)
     tensors = TensorFiles(BlobReader(side_path(run.path)), layout)
     try:
-        for step in _steps(run, processes, steps):
-            yield from _export_step(run, layout, tensors, step, processes, frames)
+        numbers = _steps(run, processes, steps)
+        for done, step in enumerate(numbers):
+            progress(done, len(numbers))
+            yield from _export_step(run, layout, tensors, step, processes, frames, parts)
+        progress(len(numbers), len(numbers))
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _texts(names: pa.DictionaryArray) -> list[str | None]:
+    texts: list[str | None] = names.dictionary.to_pylist()
+    return texts
 
 
 def header(process: Mapping[str, Any], dump_data_dir: str | None) -> Header:
@@ -133,17 +175,22 @@ def _export_step(
     step: int,
     processes: Sequence[Mapping[str, Any]],
     frames: Mapping[int, Sequence[str]],
+    parts: Parts,
 ) -> Iterator[Path]:
     """All processes of a step from one read: finding one costs more than rendering it."""
     here = pc.field("step") == step
-    nodes = run.table("nodes", ["process", *EVENT_COLUMNS], here)
-    columns = ["process", "seq", "leaf", "digest", *LEAF_COLUMNS]
-    records = run.table("records", columns, here)
+    nodes = parts.of(run.table("nodes", ["process", *EVENT_COLUMNS], here))
+    columns = ["process", "record", "seq", "leaf", "digest", *LEAF_COLUMNS]
+    records = parts.of(run.table("records", columns, here))
     nodes_of, records_of = split(nodes, "process"), split(records, "process")
     by_folder = {folder_of(p): p for p in processes if p["process"] in nodes_of}
     for folder, process in by_folder.items():
         own_nodes = nodes_of[process["process"]]
         own_records = records_of.get(process["process"], records.slice(0, 0))
+        if parts.format == "safetensors":
+            if files.write_together(step, folder, own_records):
+                yield layout.folder(step, folder)
+            continue
         tensors = None
         captured = own_records["data_name"].null_count < own_records.num_rows
         if captured or process["task"] == "tensor":

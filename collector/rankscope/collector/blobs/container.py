@@ -5,11 +5,12 @@ as they are. So what is before them (`head`) and behind them (`tail`) can be put
 lie in a file already.
 """
 
+import io
 import math
 import pickle
 import struct
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rankscope.collector.blobs.checksum import crc32
 
@@ -32,6 +33,7 @@ _STORAGES = {
     "torch.complex128": ("ComplexDoubleStorage", 16),
     "torch.complex64": ("ComplexFloatStorage", 8),
 }
+_DTYPES = {storage: dtype for dtype, (storage, _) in _STORAGES.items()}
 _LOCAL = struct.Struct("<4s5H3L2H")
 _CENTRAL = struct.Struct("<4s6H3L5H2L")
 _END = struct.Struct("<4s4H2LH")
@@ -77,6 +79,33 @@ def around(
         )
     head += _local(data, 4 + offset - begin)
     return bytes(head), _tail([*members, data], offset + size)
+
+
+class _Reader(pickle.Unpickler):
+    """Reads our own pickles: names stay names, nothing is called but what is given here."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if name == "_rebuild_tensor_v2":
+            return lambda storage, offset, shape, *rest: (*storage, shape)
+        if name == "_rebuild_tensor_v3":
+            return lambda storage, offset, shape, strides, grad, hooks, dtype: (
+                dtype,
+                storage[1],
+                shape,
+            )
+        return dict if name == "OrderedDict" else _DTYPES.get(name, f"{module}.{name}")
+
+    def persistent_load(self, pid: Any) -> tuple[str, int]:
+        _, storage, _, _, elements = pid
+        return storage, elements * _STORAGES.get(storage, ("", 1))[1]
+
+
+def described(head: bytes) -> tuple[str, tuple[int, ...], int]:
+    """Dtype, shape and bytes of the tensor whose file begins with `head`, as `around` made it."""
+    fields = _LOCAL.unpack_from(head)
+    begin = _LOCAL.size + fields[-2] + fields[-1]
+    dtype, size, shape = _Reader(io.BytesIO(head[begin : begin + fields[8]])).load()
+    return str(dtype), tuple(shape), size
 
 
 def _local(member: _Member, padding: int) -> bytes:

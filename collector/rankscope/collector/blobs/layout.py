@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rankscope.collector.blobs import safetensors
 from rankscope.collector.blobs.store import BlobReader
 from rankscope.collector.layout import Layout
 
@@ -49,6 +50,25 @@ class TensorFiles:
             except KeyError:
                 lacking += 1
         _say_lacking(target, lacking)
+
+    def write_together(self, step: int, folder: str, records: pa.Table) -> bool:
+        """Write all tensors that the rows name into one file; False when there are none."""
+        wanted = {name.removesuffix(".pt"): digest for name, digest in named(records).items()}
+        if not wanted:
+            return False
+        target = self._layout.folder(step, folder) / "tensors.safetensors"
+        left_out: list[str] = []
+
+        def make(path: Path) -> None:
+            left_out[:] = safetensors.write(path, self._blobs, wanted)
+
+        self._layout.place(target, make)
+        if left_out:
+            log.warning(
+                "%s: %d tensors are not in it (not stored, or of a type the format lacks): %s",
+                *(target, len(left_out), ", ".join(left_out[:5])),
+            )
+        return True
 
     def _write_new(self, target: Path, wanted: Mapping[str, bytes]) -> bool:
         """Make a folder aside and move it in place: half the work. False when one came."""

@@ -8,7 +8,7 @@ data. What is behind the first frame that is cut off or fails its CRC was never 
 import os
 import struct
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,8 +57,49 @@ class Packs:
             if path != self._path:
                 self._index(path)
 
+    def sizes(self) -> dict[bytes, int]:
+        """What each tensor takes in its pack, description and all."""
+        found = {}
+        for digest, (path, offset) in self._places.items():
+            with open(path, "rb") as file:
+                file.seek(offset)
+                _, described, size, _ = FRAME.unpack(file.read(FRAME.size))
+            found[digest] = FRAME.size + described + size
+        return found
+
     def read(self, digest: bytes) -> tuple[Tensor, bytes]:
         """A tensor and its bytes; KeyError when it is unknown, OSError when its file is gone."""
+        try:
+            return self._read(digest)
+        except FileNotFoundError:  # packs were written anew without what nobody needs
+            self._forget_gone()
+            self.look()
+            return self._read(digest)
+
+    def rewrite(self, keep: Callable[[bytes], bool]) -> None:
+        """Write packs anew that hold what is not to be kept. Nobody may append meanwhile."""
+        self.close()
+        for path in sorted(self._folder.glob("*.pack")):
+            here = [digest for digest, place in self._places.items() if place.path == path]
+            kept = [digest for digest in here if keep(digest)]
+            if len(kept) == len(here):
+                continue
+            if kept:
+                other = Packs(self._folder, self._id)
+                other.append([self._read(digest) for digest in kept])
+                other.close()
+            path.unlink()
+            fsync(self._folder)
+        self._forget_gone()
+        self.look()
+
+    def _forget_gone(self) -> None:
+        there = set(self._folder.glob("*.pack"))
+        self._places = {
+            digest: place for digest, place in self._places.items() if place.path in there
+        }
+
+    def _read(self, digest: bytes) -> tuple[Tensor, bytes]:
         path, offset = self._places[digest]
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:

@@ -7,16 +7,17 @@ before its digest was verified and its bytes are on the disk.
 
 import ctypes
 import errno
+import fcntl
 import os
 import threading
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from rankscope.collector.blobs.checksum import crc32
-from rankscope.collector.blobs.container import LARGE_OFFSET, around
+from rankscope.collector.blobs.container import LARGE_OFFSET, around, described
 from rankscope.collector.blobs.digest import DIGEST_BYTES, Tensor, hasher
 from rankscope.collector.blobs.packs import Packs
 from rankscope.collector.store.files import fsync
@@ -58,12 +59,47 @@ class BlobReader:
 
     def container(self, digest: bytes) -> bytes:
         """The .pt file of a small tensor; KeyError when it is not stored."""
+        tensor, data = self._small(digest)
+        head, tail = around(tensor.dtype, tensor.shape, tensor.size, crc32(data))
+        return head + data + tail
+
+    def tensor(self, digest: bytes) -> Tensor:
+        """What is stored under a digest; KeyError when nothing is."""
+        try:
+            with open(self.path(digest), "rb") as file:
+                return Tensor(digest, *described(file.read(LARGE_OFFSET)))
+        except FileNotFoundError:
+            return self._small(digest)[0]
+
+    def pieces(self, digest: bytes) -> Iterator[bytes]:
+        """The bytes of a tensor, some MiB at a time; KeyError when it is not stored."""
+        try:
+            file = open(self.path(digest), "rb")
+        except FileNotFoundError:
+            yield self._small(digest)[1]
+            return
+        with file:
+            left = self.tensor(digest).size
+            file.seek(LARGE_OFFSET)
+            while left and (piece := file.read(min(left, _PIECE_BYTES))):
+                left -= len(piece)
+                yield piece
+
+    def sizes(self) -> dict[bytes, int]:
+        """Bytes on the disk of each tensor that is stored."""
+        with self._lock:
+            self._packs.look()
+            found = self._packs.sizes()
+        for path in self.root.glob("??/*.pt"):
+            with suppress(FileNotFoundError, ValueError):
+                found[bytes.fromhex(path.stem)] = path.stat().st_blocks * 512
+        return found
+
+    def _small(self, digest: bytes) -> tuple[Tensor, bytes]:
         with self._lock:
             if digest not in self._packs:
                 self._packs.look()
-            tensor, data = self._packs.read(digest)
-        head, tail = around(tensor.dtype, tensor.shape, tensor.size, crc32(data))
-        return head + data + tail
+            return self._packs.read(digest)
 
 
 class BlobStore(BlobReader):
@@ -80,6 +116,9 @@ class BlobStore(BlobReader):
         for left in self._incoming.glob(f"{collector_id}-*"):
             left.unlink(missing_ok=True)
         self._unsettled: set[bytes] = set()
+        self._lock_fd = os.open(self.root, os.O_RDONLY | os.O_CLOEXEC)
+        with suppress(OSError):  # no locks here: then nobody removes small tensors either
+            fcntl.flock(self._lock_fd, fcntl.LOCK_SH)  # see `removal.py`
         super().__init__(side_path, collector_id)
 
     def has(self, digest: bytes) -> bool:
@@ -89,7 +128,11 @@ class BlobStore(BlobReader):
                 return True
             if digest in self._unsettled:
                 return False
-        return self.path(digest).exists()
+        try:
+            os.utime(self.path(digest))  # what was asked for of late is not removed
+        except OSError:
+            return self.path(digest).exists()
+        return True
 
     def new_file(self) -> Path:
         """Where bytes from elsewhere are gathered, from LARGE_OFFSET on, for `adopt`."""
@@ -160,6 +203,9 @@ class BlobStore(BlobReader):
         """Nothing more will be stored."""
         with self._lock:
             self._packs.close()
+            if self._lock_fd >= 0:
+                os.close(self._lock_fd)
+                self._lock_fd = -1
 
     def _complete(self, path: Path, tensor: Tensor) -> None:
         """Verify the bytes in a file and make it a .pt file around them, not yet synced."""
