@@ -28,10 +28,18 @@ def name_of(number):
 class Setup:
     """A recorder whose tensors go to a spool folder."""
 
-    def __init__(self, folder, wants=lambda name: True, memory=64 * MIB, limit=256 * MIB, wait=0.2):
+    def __init__(
+        self,
+        folder,
+        wants=lambda name: True,
+        memory=64 * MIB,
+        limit=256 * MIB,
+        wait=0.2,
+        quota=None,
+    ):
         self.folder = folder
         self.spool = DiskSpool(folder, UUID, b"", limit, tensor_patience_seconds=wait)
-        self.capture = Capture(wants, memory, wait)
+        self.capture = Capture(wants, memory, wait, quota)
         self.capture.keeper = self.spool.tensors
         self.recorder = Recorder(capture=self.capture)
         self.blobs = {}
@@ -154,9 +162,9 @@ def test_what_has_no_values_is_not_captured(setup):
     freed = torch.ones(4)
     freed.untyped_storage().resize_(0)
     nothing = [torch.ones(2, device="meta"), fake, torch.empty(0, 3), freed]
-    one.event(*nothing, torch.ones(2).to_sparse(), torch.ones(1))
+    one.event(*nothing, torch.ones(1))
     contents, batch = one.taken()
-    assert contents == [None] * 5 + [expected(torch.ones(1))]
+    assert contents == [None] * 4 + [expected(torch.ones(1))]
     assert not batch.drops
 
 
@@ -387,3 +395,63 @@ def test_memory_never_gives_out_what_is_held():
             assert bytes(region.view) == bytes([value]) * region.size
             memory.give_back(region)
         assert memory.used == sum(r.size for r, _ in held) <= 5000
+
+
+def test_a_quota_leaves_out_what_is_new(setup):
+    one = setup(quota=3 * MIB)
+    tensors = [torch.full((MIB // 4,), float(i)) for i in range(5)]
+    one.event(*tensors)
+    contents, batch = one.taken()
+    assert contents == [*map(expected, tensors[:3]), None, None]
+    assert [(d.events, d.reason) for d in batch.drops] == [(0, "tensor_quota: 2 tensors")]
+    one.event(tensors[0], tensors[4])  # what is there already is named
+    assert one.taken()[0] == [expected(tensors[0]), None]
+
+
+def test_a_collector_s_quota_holds_until_it_says_otherwise(setup):
+    one, x = setup(), torch.ones(3)
+    one.event(x)
+    one.taken()
+    one.spool.tensors.refused = True
+    one.event(x, x + 1)
+    contents, batch = one.taken()
+    assert contents == [expected(x), None]
+    assert [d.reason for d in batch.drops] == ["tensor_quota: 1 tensors"]
+    one.spool.tensors.refused = False
+    one.event(x + 1)
+    assert one.taken()[0] == [expected(x + 1)]
+
+
+def test_forms_that_are_not_kept_are_counted(setup):
+    one = setup()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        quantized = torch.quantize_per_tensor(torch.rand(4), 0.1, 3, torch.quint8)
+        sparse = torch.eye(3).to_sparse()
+        rows = sparse.to_sparse_csr()
+    one.event(quantized, sparse, rows, torch.ones(2))
+    contents, batch = one.taken()
+    assert contents == [None, None, None, expected(torch.ones(2))]
+    assert [d.reason for d in batch.drops] == ["tensor_unsupported: 3 tensors"]
+
+
+def test_what_was_written_long_ago_is_written_again(setup, monkeypatch):
+    """A store may forget what nobody brought for an hour."""
+    one, x = setup(), torch.rand(1000)
+    for seconds, brought in ((0, 1), (500, 0), (700, 1), (800, 0), (1400, 1)):
+        now = 1e6 + seconds
+        monkeypatch.setattr("rankscope.agent.capture.blob.time.monotonic", lambda now=now: now)
+        one.event(x)
+        contents, batch = one.taken()
+        assert contents == [expected(x)]
+        assert len(batch.blobs) == brought, seconds
+
+
+def test_a_ring_stays_small_while_copies_are_given_back():
+    memory = Memory(1 << 20)
+    held = []
+    for _ in range(1000):
+        held.append(memory.take(10_000))
+        if len(held) == 3:
+            memory.give_back(held.pop(0))
+    assert max(region.start for region in held) < 50_000

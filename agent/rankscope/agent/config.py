@@ -61,6 +61,7 @@ class Config:
     """"drop" or "block"."""
     block_seconds: float
     tensor_memory_bytes: int
+    tensor_quota_bytes: int | None
     """Most that copies of whole tensors take until they are written."""
     flush_seconds: float
     exit_seconds: float

@@ -36,6 +36,7 @@ _FIXED = (
     "flush_seconds",
     "exit_seconds",
     "tensor_memory_bytes",
+    "tensor_quota_bytes",
 )
 
 

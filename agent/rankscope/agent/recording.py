@@ -333,15 +333,17 @@ class Recording:
 def _capture(config: Config) -> Capture | None:
     """What keeps whole tensors; None when no record is to have any."""
     if config.task == "tensor":
-        return Capture(lambda name: True, config.tensor_memory_bytes, config.block_seconds)
-    if config.tensor_list:
-        wanted = config.tensor_list
-        return Capture(
-            lambda name: any(text in name for text in wanted),
-            config.tensor_memory_bytes,
-            config.block_seconds,
-        )
-    return None
+        wanted = [""]
+    elif config.tensor_list:
+        wanted = list(config.tensor_list)
+    else:
+        return None
+    return Capture(
+        lambda name: any(text in name for text in wanted),
+        config.tensor_memory_bytes,
+        config.block_seconds,
+        config.tensor_quota_bytes,
+    )
 
 
 _recordings: weakref.WeakSet[Recording] = weakref.WeakSet()

@@ -337,6 +337,14 @@ SETTINGS = (
         "waits for the disk",
     ),
     Key(
+        "tensor_quota_bytes",
+        None,
+        number(int, 1),
+        "a whole number from 1",
+        "most bytes of distinct tensors that a process captures; further ones are left out and "
+        "counted",
+    ),
+    Key(
         "flush_seconds",
         0.25,
         number(float, 0.01),

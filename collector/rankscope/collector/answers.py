@@ -20,9 +20,9 @@ def follows(accepted: int, sequence: int, message: pb.Batch) -> bool:
     return not missing
 
 
-def ack(durable: int) -> pb.FromCollector:
+def ack(durable: int, refuses_tensors: bool = False) -> pb.FromCollector:
     """Everything up to here is stored."""
-    return pb.FromCollector(ack=pb.Ack(durable_sequence=durable))
+    return pb.FromCollector(ack=pb.Ack(durable_sequence=durable, refuses_tensors=refuses_tensors))
 
 
 def farewell(run_path: str, folders: Sequence[str]) -> pb.FromCollector:

@@ -50,6 +50,8 @@ class Config:
     tensors: str = "auto"
     """"auto": whole tensors of processes on this host are read from their spool, others are sent
     over the stream; "stream": all are sent."""
+    tensor_quota_bytes: int = 0
+    """Processes capture no new tensors once those of the run take so much disk; 0: no limit."""
 
     def __post_init__(self) -> None:
         for name, allowed in (("layout", LAYOUTS), ("tensors", TENSORS)):
@@ -59,6 +61,8 @@ class Config:
                 )
         for field in fields(self):
             value = getattr(self, field.name)
+            if field.name == "tensor_quota_bytes" and value == 0:
+                continue
             if not isinstance(value, str | bool) and not value > 0:
                 raise ConfigError(f"{field.name}: {value!r} is not greater than 0")
 

@@ -62,7 +62,9 @@ class Committer(Worker):
         self._welcome, self._side_path = welcome, side_path
         self.positions = Positions(store.durable_sequence)
         self._absence = Absence(self.positions, self, config)
-        self._intake = Intake(blobs, self.positions, self, config.tensors == "auto")
+        self._intake = Intake(
+            blobs, self.positions, self, config.tensors == "auto", config.tensor_quota_bytes
+        )
         self._pending: list[_Pending] = []
         self._pending_events = 0
         self._pending_since = self._committed_at = 0.0
@@ -104,7 +106,7 @@ class Committer(Worker):
             return _release(session, size)
         if batch.sequence <= position.accepted:
             if batch.sequence <= position.durable and session is not None:
-                session.send(answers.ack(position.durable))
+                session.send(answers.ack(position.durable, self._intake.is_full))
             return _release(session, size)
         decoded, why = self._decode(process, batch)
         if not answers.follows(position.accepted, batch.sequence, decoded.message):
@@ -304,7 +306,8 @@ class Committer(Worker):
             _release(item.session, item.size)
         for process in dict.fromkeys(item.decoded.process for item in pending):
             if (session := self.positions[process].session) is not None:
-                session.send(answers.ack(self.positions[process].durable))
+                durable = self.positions[process].durable
+                session.send(answers.ack(durable, self._intake.is_full))
 
     def _until_stored(self, store: Callable[[], object]) -> None:
         """Repeat while the disk refuses; agents are told when that begins and when it ends."""

@@ -11,6 +11,8 @@ A process's part of a step is in one of these states:
 """
 
 import json
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +27,7 @@ _HAPPENED = """
 select step, process, event, events, reason, missing from all_steps
   where step is not null order by batch, time
 """
+_LEFT_OUT = re.compile(r"(\w+): (\d+) tensors")  # as an agent counts them
 _REFUSED = """
 select process, count(*) as batches, min(reason) as reason from all_steps
   where event = 'refused' group by process order by process
@@ -75,6 +78,7 @@ class _Seen:
     skipped: str | None = None
     dropped: int = 0
     drop_reasons: set[str] = field(default_factory=set)
+    left_out: Counter[str] = field(default_factory=Counter)  # tensors, by reason
     missing: str | None = None  # why, from the newest seal
 
 
@@ -112,7 +116,10 @@ def _happened(rows: Iterable[dict[str, Any]], seen: dict[tuple[int, str], _Seen]
             entry.skipped = row["reason"] or "filter"
         elif row["event"] == "dropped":
             entry.dropped += row["events"] or 0
-            entry.drop_reasons.add(row["reason"] or row["event"])
+            if match := _LEFT_OUT.fullmatch(row["reason"] or ""):
+                entry.left_out[match[1]] += int(match[2])
+            else:
+                entry.drop_reasons.add(row["reason"] or row["event"])
     for step, missing in seals.items():
         for process, why in missing.items():
             seen.setdefault((step, process), _Seen()).missing = why
@@ -124,6 +131,8 @@ def _part(seen: _Seen, process_state: str) -> Part:
         state = "incomplete"
     if seen.dropped:
         why = ", ".join(filter(None, [why, *sorted(seen.drop_reasons)]))
+    texts = (f"{n} tensors left out: {reason}" for reason, n in sorted(seen.left_out.items()))
+    why = ", ".join(filter(None, [why, *texts]))
     return Part(seen.records, state, why, seen.dropped)
 
 

@@ -61,6 +61,7 @@ class Stream:
         self._held = 0
         self.out: asyncio.Queue[pb.FromCollector | None] = asyncio.Queue()
         self.durable = 0
+        self.refuses_tensors = False
 
     def send(self, message: pb.FromCollector) -> None:
         """Put a message on the stream; from any thread."""
@@ -88,6 +89,7 @@ class Stream:
     def _put(self, message: pb.FromCollector | None) -> None:
         if message is not None and message.HasField("ack"):
             self.durable = max(self.durable, message.ack.durable_sequence)
+            self.refuses_tensors = message.ack.refuses_tensors
         elif message is not None and message.HasField("welcome"):
             self.durable = message.welcome.durable_sequence
         self.out.put_nowait(message)
@@ -208,7 +210,7 @@ class Servicer(collector_pb2_grpc.CollectorServicer):
                     chunk = message.tensor_chunk
                     committer.post(partial(committer.chunk, process, chunk, stream))
                 elif message.HasField("heartbeat"):
-                    stream.send(answers.ack(stream.durable))
+                    stream.send(answers.ack(stream.durable, stream.refuses_tensors))
         except asyncio.CancelledError:
             if not self._draining:
                 committer.post(partial(committer.broken, process, stream))

@@ -352,7 +352,7 @@ class Stack(_message.Message):
     def __init__(self, id: _Optional[int] = ..., frames: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StepEvent(_message.Message):
-    __slots__ = ("step", "kind", "events", "time", "reason")
+    __slots__ = ("step", "kind", "events", "time", "reason", "agent_seconds", "wall_seconds", "shed")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KIND_UNSPECIFIED: _ClassVar[StepEvent.Kind]
@@ -370,12 +370,18 @@ class StepEvent(_message.Message):
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     TIME_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    AGENT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WALL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SHED_FIELD_NUMBER: _ClassVar[int]
     step: int
     kind: StepEvent.Kind
     events: int
     time: float
     reason: str
-    def __init__(self, step: _Optional[int] = ..., kind: _Optional[_Union[StepEvent.Kind, str]] = ..., events: _Optional[int] = ..., time: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
+    agent_seconds: float
+    wall_seconds: float
+    shed: str
+    def __init__(self, step: _Optional[int] = ..., kind: _Optional[_Union[StepEvent.Kind, str]] = ..., events: _Optional[int] = ..., time: _Optional[float] = ..., reason: _Optional[str] = ..., agent_seconds: _Optional[float] = ..., wall_seconds: _Optional[float] = ..., shed: _Optional[str] = ...) -> None: ...
 
 class DropCount(_message.Message):
     __slots__ = ("step", "events", "reason", "first_sequence", "last_sequence")
@@ -430,10 +436,12 @@ class Welcome(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., collector_version: _Optional[str] = ..., collector_id: _Optional[str] = ..., durable_sequence: _Optional[int] = ..., run: _Optional[str] = ..., run_path: _Optional[str] = ..., max_message_bytes: _Optional[int] = ...) -> None: ...
 
 class Ack(_message.Message):
-    __slots__ = ("durable_sequence",)
+    __slots__ = ("durable_sequence", "refuses_tensors")
     DURABLE_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    REFUSES_TENSORS_FIELD_NUMBER: _ClassVar[int]
     durable_sequence: int
-    def __init__(self, durable_sequence: _Optional[int] = ...) -> None: ...
+    refuses_tensors: bool
+    def __init__(self, durable_sequence: _Optional[int] = ..., refuses_tensors: bool = ...) -> None: ...
 
 class Want(_message.Message):
     __slots__ = ("digests",)

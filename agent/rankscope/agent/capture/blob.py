@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,18 +17,21 @@ from .memory import Region
 
 _SMALL_BYTES = 1 << 14
 _U1 = np.dtype("u1")
+#: What was written so long ago is written again when it is seen again.
+RENEW_SECONDS = 600.0
 
 
 class Blob:
     """Equal contents of one dtype and shape share one, as far as that is noticed."""
 
-    __slots__ = ("digest", "dtype", "event", "host", "region", "shape", "size", "stored")
+    __slots__ = ("digest", "dtype", "event", "host", "made", "region", "shape", "size", "stored")
 
     def __init__(self, dtype: torch.dtype, shape: Sequence[int], size: int) -> None:
         self.dtype = dtype
         self.shape = tuple(shape)
         self.size = size
         self.digest = b""
+        self.made = time.monotonic()
         self.region: Region | None = None  # None: the bytes are not in memory any more
         self.host: torch.Tensor | None = None  # copy from a device, complete after `event`
         self.event: Any = None
@@ -43,6 +47,13 @@ class Blob:
             return self.host.numpy().data
         assert self.region is not None
         return self.region.view
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether a collector surely has what this process wrote of it. `rankscope rm` may take
+        away what was not brought for an hour.
+        """
+        return time.monotonic() - self.made < RENEW_SECONDS
 
 
 def digest(dtype: torch.dtype, shape: Sequence[int], data: Any) -> bytes:

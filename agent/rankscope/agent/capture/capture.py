@@ -25,7 +25,7 @@ from rankscope.v1 import collector_pb2 as pb
 from .blob import Blob, bytes_at, digest
 from .device import DeviceCopies
 from .memory import Memory, copy, is_equal
-from .values import dense, is_dense, source_of
+from .values import dense, is_dense, is_unsupported, source_of
 
 _MOST_REMEMBERED = 200_000
 _GROUP_BYTES = 16 << 20
@@ -36,8 +36,15 @@ _WAKE_SHARE = 4
 Leaf = torch.Tensor | Description
 
 
+class _Refused(Exception):
+    """A quota is used up."""
+
+
 class TensorKeeper(Protocol):
     """Where bytes wait until they are acknowledged."""
+
+    refused: bool
+    """Nothing new is to be captured: the collector's quota is used up."""
 
     def keep(self, tensors: Sequence[tuple[pb.Blob, memoryview]]) -> int:
         """Write bytes and fill in where they lie; how many were written, the rest did not fit."""
@@ -53,8 +60,13 @@ class Capture:
         wants: Callable[[str], bool],
         memory_bytes: int,
         patience_seconds: float,
+        quota_bytes: int | None = None,
     ) -> None:
-        """`wants` says by a record's name whether its tensors are kept."""
+        """`wants` says by a record's name whether its tensors are kept; of distinct ones at most
+        `quota_bytes` are.
+        """
+        self._quota = quota_bytes
+        self._captured_bytes = 0
         self.memory = Memory(memory_bytes)
         self.keeper: TensorKeeper | None = None
         self.wake: Callable[[], None] = lambda: None
@@ -104,9 +116,13 @@ class Capture:
         try:
             tensor = source_of(leaf)
             if tensor is None:
+                if is_unsupported(leaf):
+                    self._leave_out(step, "tensor_unsupported")
                 return None
             blob = self._copy(tensor) if tensor.is_cpu else self._fetch(tensor)
             reason = "tensor_memory_full"
+        except _Refused:
+            blob, reason = None, "tensor_quota"
         except Exception as error:
             blob, reason = None, "tensor_error"
             self._say(f"a tensor was not captured: {type(error).__name__}: {error}")
@@ -119,11 +135,13 @@ class Capture:
         address, size = values.data_ptr(), values.numel() * values.element_size()
         key = (values.dtype, values.shape, crc32_at(address, size))
         known = self._seen.get(key)
-        if known is not None and self._is_equal(known, address):
+        if known is not None and known.is_fresh and self._is_equal(known, address):
             return known
+        self._admit(size)
         region = self.memory.take(size)
         if region is None:
             return None
+        self._captured_bytes += size
         copy(region.address, address, size)
         blob = Blob(values.dtype, values.shape, size)
         blob.region = region
@@ -142,9 +160,11 @@ class Capture:
 
     def _fetch(self, tensor: torch.Tensor) -> Blob | None:
         size = tensor.numel() * tensor.element_size()
+        self._admit(size)
         region = self.memory.count(size)
         if region is None:
             return None
+        self._captured_bytes += size
         shape = (tensor.numel(),) if tensor.is_nested else tensor.shape
         blob = Blob(tensor.dtype, shape, size)
         try:
@@ -154,6 +174,13 @@ class Capture:
             raise
         blob.region = region
         return blob
+
+    def _admit(self, size: int) -> None:
+        """Raises _Refused when a quota has no room for a new tensor."""
+        if self.keeper is not None and self.keeper.refused:
+            raise _Refused
+        if self._quota is not None and self._captured_bytes + size > self._quota:
+            raise _Refused
 
     # ---------------------------------------------------------------------- the transport's thread
 
@@ -213,8 +240,10 @@ class Capture:
             if blob.region is None:
                 continue
             blob.digest = digest(blob.dtype, blob.shape, blob.view)
-            if self._by_digest.setdefault(blob.digest, blob) is not blob:
+            earlier = self._by_digest.get(blob.digest)
+            if earlier is not None and earlier.is_fresh:
                 continue  # the same content came by two ways
+            self._by_digest[blob.digest] = blob
             wire = pb.Blob(digest=blob.digest, dtype=str(blob.dtype), size=blob.size)
             wire.shape.extend(blob.shape)
             writing.append((blob, wire))
@@ -245,6 +274,13 @@ class Capture:
             self._say(
                 f"tensors wait in memory ({self.memory.limit >> 20} MiB) and none gets free: "
                 "some are left out and counted; see tensor_memory_bytes"
+            )
+        elif reason == "tensor_unsupported":
+            self._say("sparse and quantized tensors are measured, not captured; they are counted")
+        elif reason == "tensor_quota":
+            self._say(
+                "no more tensors are captured: tensor_quota_bytes here, or the collector's, is "
+                "used up; those left out are counted"
             )
         elif reason == "tensor_spool_full":
             self._say("the spool has no room for tensors: some are left out and counted")

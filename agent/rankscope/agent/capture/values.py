@@ -32,6 +32,14 @@ def source_of(entry: torch.Tensor | Description) -> torch.Tensor | None:
     return entry if has_memory(entry) else None
 
 
+def is_unsupported(entry: torch.Tensor | Description) -> bool:
+    """Whether a leaf has values, but in a form that is not kept: sparse, quantized."""
+    tensor = entry.data if isinstance(entry, Description) else entry
+    if tensor is None or tensor.is_meta:
+        return False
+    return tensor.is_quantized or tensor.layout is not torch.strided
+
+
 def dense(tensor: torch.Tensor) -> torch.Tensor:
     """The values in row-major order: the tensor itself if it is so, else a copy."""
     if tensor.is_nested or tensor.is_conj() or tensor.is_neg():

@@ -321,6 +321,11 @@ class Sender:
         self._outbox.acknowledge(self.acked_sequence)
         self._tell()
 
+    def refuses_tensors(self, refuses: bool) -> None:
+        tensors = getattr(self._outbox, "tensors", None)  # left-over spools capture nothing
+        if tensors is not None:
+            tensors.refused = refuses
+
     def refused(self, sequence: int, message: str) -> None:
         self.refused_batches += sequence not in self._refused
         self._refused.add(sequence)

@@ -30,6 +30,9 @@ class Listener(Protocol):
     def acknowledged(self, sequence: int) -> None:
         """Everything up to here is durable."""
 
+    def refuses_tensors(self, refuses: bool) -> None:
+        """Whether the collector wants no new tensors: its quota is used up."""
+
     def refused(self, sequence: int, message: str) -> None:
         """The collector set this batch aside; it counts as handled."""
 
@@ -105,6 +108,7 @@ class Stream:
         self._last_heard = time.monotonic()
         kind = message.WhichOneof("message")
         if kind == "ack":
+            self._listener.refuses_tensors(message.ack.refuses_tensors)
             self._heard_durable(message.ack.durable_sequence)
         elif kind == "welcome":
             self._heard_welcome(message.welcome)

@@ -56,6 +56,8 @@ class TensorFiles:
         self.size_bytes = 0
         self.hurry = False
         """Wait for room no more: the process is being stopped."""
+        self.refused = False
+        """The collector's quota is used up: nothing new is to be captured."""
         self._folder, self._uuid = folder, process_uuid
         self._has_room, self._patience = has_room, patience_seconds
         self._number = 0

@@ -55,9 +55,17 @@ class Intake:
     """Holds batches of one run."""
 
     def __init__(
-        self, store: BlobStore, positions: Positions, owner: Owner, read_spools: bool = True
+        self,
+        store: BlobStore,
+        positions: Positions,
+        owner: Owner,
+        read_spools: bool = True,
+        quota_bytes: int = 0,
     ) -> None:
-        """Without `read_spools` everything is asked for over the streams."""
+        """Without `read_spools` everything is asked for over the streams. With `quota_bytes`
+        processes are told to capture nothing new once so much is stored.
+        """
+        self._quota = quota_bytes
         self._store, self._positions, self._owner = store, positions, owner
         self._read_spools = read_spools
         self._held: dict[str, deque[_Held]] = {}
@@ -89,6 +97,11 @@ class Intake:
     def holds(self, process: str) -> bool:
         """Whether a batch of the process waits here."""
         return process in self._held
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the quota is used up. What is on its way is stored all the same."""
+        return bool(self._quota) and self._store.stored_bytes >= self._quota
 
     def busy(self) -> bool:
         """Whether any batch waits that does not wait for a process that is away."""

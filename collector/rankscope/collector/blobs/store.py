@@ -120,6 +120,14 @@ class BlobStore(BlobReader):
         with suppress(OSError):  # no locks here: then nobody removes small tensors either
             fcntl.flock(self._lock_fd, fcntl.LOCK_SH)  # see `removal.py`
         super().__init__(side_path, collector_id)
+        self._stored_bytes = -1
+
+    @property
+    def stored_bytes(self) -> int:
+        """What all tensors take on the disk: looked up once, then counted."""
+        if self._stored_bytes < 0:
+            self._stored_bytes = sum(self.sizes().values())
+        return self._stored_bytes
 
     def has(self, digest: bytes) -> bool:
         """Whether a tensor is stored durably."""
@@ -175,6 +183,7 @@ class BlobStore(BlobReader):
             for one in new:
                 _make_folder(self.path(one.digest).parent)
                 self._place(one.path, self.path(one.digest))
+            self._count(sum(one.path.stat().st_size for one in new))
         finally:
             for one in adopted:
                 if one.is_own:
@@ -198,6 +207,12 @@ class BlobStore(BlobReader):
             new = [item for digest, item in checked.items() if digest not in self._packs]
             if new:
                 self._packs.append(new)
+        self._count(sum(len(data) for _, data in new))
+
+    def _count(self, size: int) -> None:
+        with self._lock:
+            if self._stored_bytes >= 0:
+                self._stored_bytes += size
 
     def close(self) -> None:
         """Nothing more will be stored."""
