@@ -39,6 +39,7 @@ demo: $(STAMP)  ## two ranks train, a collector watches, a query finds where the
 
 bench: $(STAMP)  ## cost beside msProbe: make bench PEER=/path/to/its/python
 	$(BIN)/python deploy/bench/compare.py $(if $(PEER),--peer $(PEER)) $(if $(CASES),--cases "$(CASES)")
+	$(BIN)/python deploy/bench/tensors.py
 
 proto: $(STAMP)  ## write the Python of the contract again
 	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto --grpc_python_out=proto rankscope/v1/collector.proto
