@@ -35,19 +35,20 @@ def test_records_are_left_out_in_order_and_told(job, tmp_path):
     run = open_run(done.dump)
     (process,) = run.processes().to_pylist()
     parts = {step: found[process["process"]] for step, found in overview(run).parts.items()}
-    assert [parts[step].shed for step in range(2)] == ["", ""]
-    assert [parts[step].shed for step in (2, 3)] == ["stacks", "stacks,inputs"]
-    assert str(parts[3]).endswith("complete, without stacks and inputs")
-    assert str(parts[4]) == "skipped (budget)"
-    states = {part.state for part in parts.values()}
-    assert states == {"complete", "skipped"}
+    recorded = {step: part for step, part in parts.items() if part.state == "complete"}
+    first = {part.shed: step for step, part in reversed(recorded.items())}
+    assert sorted(first, key=first.__getitem__) == ["", "stacks", "stacks,inputs"]
+    assert str(recorded[first["stacks,inputs"]]).endswith("complete, without stacks and inputs")
+    skipped = [str(part) for step, part in parts.items() if step not in recorded]
+    assert set(skipped) == {"skipped (budget)"}
+    assert len(skipped) > 10
     full = done.document(step=1)["data"]["Tensor.__mul__.0.forward"]
-    less = done.document(step=3)["data"]["Tensor.__mul__.0.forward"]
+    less = done.document(step=first["stacks,inputs"])["data"]["Tensor.__mul__.0.forward"]
     assert full["input_args"]
     assert full["output"] == less["output"]
     assert "input_args" not in less
-    frames = done.document("stack.json", step=2)
-    assert frames != done.document("stack.json", step=1)
+    without = done.document("stack.json", step=first["stacks"])
+    assert without != done.document("stack.json", step=1)
 
 
 def test_the_agents_own_figure_is_what_a_clock_outside_sees(monkeypatch, tmp_path):
@@ -60,22 +61,24 @@ def test_the_agents_own_figure_is_what_a_clock_outside_sees(monkeypatch, tmp_pat
         for _ in range(200):
             torch.mul(x, 2)
 
-    outside = []
-    for _ in range(12):
+    def timed(call):
         began = time.perf_counter()
-        work()
-        plain = time.perf_counter() - began
-        began = time.perf_counter()
+        call()
+        return time.perf_counter() - began
+
+    def recorded():
         debugger.start()
         work()
         debugger.stop()
         debugger.step()
-        outside.append(time.perf_counter() - began - plain)
+
+    recorded()
+    plain, whole = zip(*[(timed(work), timed(recorded)) for _ in range(40)], strict=True)
     recording = debugger._recording
     recording.close("exit")
     rows = open_run(tmp_path / "run").sql(
-        "select agent_seconds from steps where event = 'end' and step > 0 order by step"
+        "select min(agent_seconds) as quickest from steps where event = 'end' and step > 0"
     )
-    inside = sorted(rows.column("agent_seconds").to_pylist())
-    outside = sorted(outside[1:])
-    assert inside[5] == pytest.approx(outside[5], rel=1 / 3)
+    # What is least disturbed by others on the machine, on both sides.
+    (inside,) = rows.column("quickest").to_pylist()
+    assert inside == pytest.approx(min(whole) - min(plain), rel=1 / 3)

@@ -75,6 +75,8 @@ class Config:
     custom_wrap_ops: Mapping[str, tuple[str, ...]]
     """Path of a module -> names of functions in it that are watched."""
 
+    overhead_budget: float | None
+    """Most that the agent may take of the step time; None: no limit."""
     samples: int
     """Most elements of each tensor that are recorded; 0: none."""
     std: bool

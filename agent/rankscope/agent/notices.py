@@ -7,6 +7,19 @@ from collections.abc import Collection
 _MOST_NAMES = 8
 
 
+def over_budget(left_out: str, share: float, budget: float | None, step: int) -> str:
+    """The agent took more than overhead_budget allows, so that one more thing is left out."""
+    names = {
+        "stacks": "call stacks are",
+        "inputs": "the inputs of forward records are",
+        "steps": "whole steps are, for as long as the budget needs it,",
+    }
+    return (
+        f"recording took {share:.2f} of the time of step {step}, overhead_budget is {budget:g}: "
+        f"{names[left_out]} left out from now on (rankscope ls shows it)"
+    )
+
+
 def left_out(risk_level: str | None, names: Collection[str]) -> str:
     """What risk_level has left out; "" when nothing."""
     if not names:

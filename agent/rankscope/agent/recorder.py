@@ -13,6 +13,7 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +41,14 @@ _PARTS: dict[int, str] = {PARAMETERS_GRAD: "parameters_grad", SAVE: "save"}
 _now = time.time
 _COLUMNS = 8  # step, name, what, kind, direction, outline, parent, stack
 _Ints = npt.NDArray[np.int64]
+
+
+class StepCost(NamedTuple):
+    """What a step cost, as the contract has it."""
+
+    agent_seconds: float
+    wall_seconds: float
+    shed: str
 
 
 class Recorder:
@@ -118,9 +127,11 @@ class Recorder:
 
     # ------------------------------------------------------------------------------ control events
 
-    def step_event(self, step: int, kind: pb.StepEvent.Kind, reason: str = "") -> None:
+    def step_event(
+        self, step: int, kind: pb.StepEvent.Kind, reason: str = "", cost: StepCost | None = None
+    ) -> None:
         """Say that a step began, paused, ended or was skipped; it travels in order with the step's
-        events.
+        events. `cost` belongs to the end of a step.
         """
         with self.lock:
             events = 0
@@ -128,7 +139,12 @@ class Recorder:
                 steps = np.frombuffer(self._events, dtype=np.int64)[::_COLUMNS]
                 events = self._step_events.pop(step, 0) + int(np.count_nonzero(steps == step))
             self._control.steps.add(
-                step=step, kind=kind, events=events, time=time.time(), reason=reason
+                step=step,
+                kind=kind,
+                events=events,
+                time=time.time(),
+                reason=reason,
+                **(cost._asdict() if cost is not None else {}),
             )
 
     def rank_learned(self, rank: pb.Rank) -> None:

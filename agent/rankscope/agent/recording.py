@@ -6,14 +6,17 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 
 from rankscope.agent import hello as hello_message
 from rankscope.agent import notices
+from rankscope.agent.budget import Budget
 from rankscope.agent.capture import Capture
 from rankscope.agent.config import Config
 from rankscope.agent.config_watch import ConfigWatch
@@ -21,7 +24,7 @@ from rankscope.agent.connection import Connection
 from rankscope.agent.errors import UsageError
 from rankscope.agent.log import log
 from rankscope.agent.objects import Objects
-from rankscope.agent.recorder import Recorder
+from rankscope.agent.recorder import Recorder, StepCost
 from rankscope.agent.session import Session
 from rankscope.agent.statistics import Wanted
 from rankscope.agent.taps import Taps
@@ -61,6 +64,8 @@ class Recording:
         self._said: set[str] = set()
         self._closed = False
         self._forked = False
+        self._budget = Budget(config.overhead_budget)
+        self._ended: float | None = None  # when the step before this one ended
         self._connection = Connection(self._recorder, self._flush_on_signal)
         self._tokens: TokenRange | None = None
         _recordings.add(self)
@@ -70,7 +75,7 @@ class Recording:
     def start(
         self, model: Model | None, token_range: list[int] | None, rank_id: int | None
     ) -> None:
-        with self._lock:
+        with self._lock, self._counted():
             self._look_at_config()
             try:
                 self._check_start(model, token_range)
@@ -89,7 +94,7 @@ class Recording:
             self._count_tokens(model, token_range)
 
     def stop(self) -> None:
-        with self._lock:
+        with self._lock, self._counted():
             if not self._started:
                 # A stop inside a watched call left the mode for torch to put back.
                 self._taps.stop()
@@ -105,12 +110,15 @@ class Recording:
 
     def end_step(self) -> None:
         with self._lock:
-            session = self._session
-            if session.recording_step:
+            session, began = self._session, time.perf_counter()
+            recorded = session.recording_step
+            if recorded:
                 self._taps.end_step()
                 self._say_what_is_missing()
                 session.recording_step = False
-                self._recorder.step_event(session.step, pb.StepEvent.END)
+            cost = self._step_cost(began, recorded)
+            if recorded:
+                self._recorder.step_event(session.step, pb.StepEvent.END, cost=cost)
                 self._connection.wake()
             session.clear_step()
             session.step += 1
@@ -122,6 +130,28 @@ class Recording:
                 self._started = False
                 self._pause()
             self._look_at_config()
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """What happens inside is the agent's time."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._session.agent_seconds += time.perf_counter() - began
+
+    def _step_cost(self, began: float, recorded: bool) -> StepCost:
+        """The cost of the step that ends, which the budget takes in."""
+        session, now = self._session, time.perf_counter()
+        agent_seconds, session.agent_seconds = session.agent_seconds + now - began, 0.0
+        wall_seconds = now - self._ended if self._ended is not None else 0.0
+        self._ended, shed = now, ",".join(self._budget.shed)
+        if self._budget.step_ended(agent_seconds, wall_seconds, recorded):
+            left_out = self._budget.shed[-1]
+            share = agent_seconds / max(wall_seconds - agent_seconds, 1e-9)
+            text = notices.over_budget(left_out, share, self._config.overhead_budget, session.step)
+            self._say_once("warning", text, about=f"budget {left_out}")
+        return StepCost(agent_seconds, wall_seconds, shed)
 
     def save(self, value: Any, name: str, with_gradients: bool) -> None:
         """Record one value at level debug, and the gradients that its tensors will have."""
@@ -280,6 +310,9 @@ class Recording:
             if rank not in config.ranks:
                 self._skip("rank")
                 return False
+        if not session.recording_step and not self._budget.wants_step():
+            self._skip("budget")
+            return False
         return True
 
     def _is_past_last_step(self) -> bool:
@@ -301,6 +334,7 @@ class Recording:
             self._connection.open(self._config)
         if not session.recording_step:
             session.recording_step = True
+            session.leave_out(self._budget.shed)
             self._recorder.step_event(session.step, pb.StepEvent.BEGIN)
         session.run(True)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import count
 from types import FrameType
 from typing import Any
@@ -53,6 +53,7 @@ class Session:
         self.muted = False  # between module_dump() and module_dump_end()
         self.step = 0
         self.recording_step = False  # the current step has been started
+        self.agent_seconds = 0.0  # spent in hooks and calls of ours, on the job's threads
         self.left_out: dict[str, None] = {}  # functions whose records risk_level leaves out
         self.configure(config)
         self.scope = 0  # name id of "optimizer" or "clip_grad" while one is open
@@ -89,6 +90,15 @@ class Session:
         self.namespaces |= self.apis.namespaces
         #: What records of a function show; None: risk_level leaves them out.
         self.shown = functools.cache(self._shown)
+
+    def leave_out(self, shed: Collection[str]) -> None:
+        """Record less, as overhead_budget asks: without "stacks", without the "inputs" of forward
+        records.
+        """
+        if "stacks" in shed:
+            self._capture = None
+        if "inputs" in shed:
+            self.keeps_input = False
 
     def run(self, running: bool) -> None:
         """Switch recording on or off."""

@@ -359,6 +359,13 @@ SETTINGS = (
         "longest wait at exit for the collector to have everything",
     ),
     Key(
+        "overhead_budget",
+        None,
+        number(float, 0.001, 1000),
+        "a number from 0.001 to 1000, a share of the step time",
+        "record less, so that the agent takes no larger share",
+    ),
+    Key(
         "samples",
         0,
         number(int, 0, LARGEST_SAMPLES),

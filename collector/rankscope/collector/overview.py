@@ -24,9 +24,11 @@ select step, process, count(distinct record) filter (structure is not null) as r
   count(*) as events from all_nodes group by step, process
 """
 _HAPPENED = """
-select step, process, event, events, reason, missing from all_steps
+select step, process, event, events, reason, missing, agent_seconds, wall_seconds, shed
+  from all_steps
   where step is not null order by batch, time
 """
+_COST = ("agent_seconds", "wall_seconds", "shed")
 _LEFT_OUT = re.compile(r"(\w+): (\d+) tensors")  # as an agent counts them
 _REFUSED = """
 select process, count(*) as batches, min(reason) as reason from all_steps
@@ -42,10 +44,14 @@ class Part:
     state: str = "open"
     why: str = ""
     dropped: int = 0
+    shed: str = ""
+    agent_seconds: float | None = None
+    wall_seconds: float | None = None
 
     def __str__(self) -> str:
         text = f"{self.records} {self.state}" if self.records or not self.why else self.state
         text += f" ({self.why})" if self.why else ""
+        text += f", without {self.shed.replace(',', ' and ')}" if self.shed else ""
         return text + (f", {self.dropped} events dropped" if self.dropped else "")
 
 
@@ -80,6 +86,7 @@ class _Seen:
     drop_reasons: set[str] = field(default_factory=set)
     left_out: Counter[str] = field(default_factory=Counter)  # tensors, by reason
     missing: str | None = None  # why, from the newest seal
+    cost: dict[str, Any] = field(default_factory=dict)  # agent_seconds, wall_seconds, shed
 
 
 def overview(run: Run) -> Overview:
@@ -112,6 +119,8 @@ def _happened(rows: Iterable[dict[str, Any]], seen: dict[tuple[int, str], _Seen]
         entry = seen.setdefault((row["step"], row["process"]), _Seen())
         if row["event"] == "end":
             entry.recorded = max(entry.recorded or 0, row["events"] or 0)
+            entry.cost = {name: row[name] for name in _COST}
+            entry.cost["shed"] = row["shed"] or ""
         elif row["event"] == "skipped":
             entry.skipped = row["reason"] or "filter"
         elif row["event"] == "dropped":
@@ -133,7 +142,7 @@ def _part(seen: _Seen, process_state: str) -> Part:
         why = ", ".join(filter(None, [why, *sorted(seen.drop_reasons)]))
     texts = (f"{n} tensors left out: {reason}" for reason, n in sorted(seen.left_out.items()))
     why = ", ".join(filter(None, [why, *texts]))
-    return Part(seen.records, state, why, seen.dropped)
+    return Part(seen.records, state, why, seen.dropped, **seen.cost)
 
 
 def _state(seen: _Seen, process_state: str) -> tuple[str, str]:

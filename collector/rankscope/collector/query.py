@@ -100,7 +100,12 @@ class Run:
         # Arrow's own file system: the default one is Python, which Arrow's reading threads would
         # still call while the interpreter ends, and abort it.
         files = fs.SubTreeFileSystem(str(path), fs.LocalFileSystem())
-        return snapshot.to_pyarrow_dataset(filesystem=files)
+        dataset = snapshot.to_pyarrow_dataset(filesystem=files)
+        # A store that an older version wrote lacks the columns that came later.
+        later = [field for field in expected if field.name not in dataset.schema.names]
+        if not later:
+            return dataset
+        return dataset.replace_schema(pa.schema([*dataset.schema, *map(_plain, later)]))
 
     def table(
         self, name: str, columns: Sequence[str] | None = None, where: pc.Expression | None = None
@@ -174,6 +179,12 @@ def again_if_gone(read: Callable[[], T]) -> T:
         if "No such file" not in str(error) and "FileNotFoundError" not in str(error):
             raise
         return read()
+
+
+def _plain(field: pa.Field) -> pa.Field:
+    """The field without its dictionary, as Delta has it."""
+    kind = field.type
+    return field.with_type(kind.value_type) if pa.types.is_dictionary(kind) else field
 
 
 def _not_found(place: Path, sibling: Path, inside: Sequence[Path]) -> str:

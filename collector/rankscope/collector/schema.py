@@ -128,7 +128,7 @@ STEPS = pa.schema(
         ("rank", pa.int32()),
         ("process", pa.string()),
         ("batch", pa.int64()),
-        ("event", pa.string()),  # begin, pause, end, skipped, dropped, refused, sealed, left
+        ("event", pa.string()),  # begin, pause, end, skipped, dropped, refused, sealed, left, removed
         (
             "events",
             pa.int64(),
@@ -136,6 +136,9 @@ STEPS = pa.schema(
         ("reason", pa.string()),
         ("expected", pa.string()),  # sealed: JSON list of processes expected
         ("missing", pa.string()),  # sealed: JSON object process -> why
+        ("agent_seconds", pa.float64()),  # end: the agent's own time on the job's threads
+        ("wall_seconds", pa.float64()),  # end: of the whole step
+        ("shed", pa.string()),  # end: what overhead_budget left out
         ("time", pa.float64()),
     ]
 )

@@ -7,6 +7,7 @@ tensor alive.
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ import torch
 from rankscope.agent import recorder as rec
 from rankscope.agent.apis import Api
 from rankscope.agent.session import Session
+
+_clock = time.perf_counter
 
 Gradients = tuple[torch.Tensor | None, ...]
 
@@ -44,6 +47,7 @@ def watch_backward(
         # stop() does not end it, step() does.
         if session.step != step or not session.recording_step:
             return
+        began = _clock()
         try:
             with torch._C.DisableTorchFunction():
                 session.before_node(node_sequence)
@@ -56,6 +60,7 @@ def watch_backward(
                 session.complete_api(name, rec.BACKWARD, parent, 0, bool(parts))
         except Exception as error:
             session.fault(f"the backward of {api.stem}", error)
+        session.agent_seconds += _clock() - began
 
     node_sequence = node._sequence_nr()
     node.register_hook(record)

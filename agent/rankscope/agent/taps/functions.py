@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import time
 from collections.abc import Callable, Sequence
 from types import FrameType, FunctionType
 from typing import Any
@@ -29,6 +30,10 @@ from rankscope.agent.taps import kernel_choice, mode_stack, openbody, operators
 from rankscope.agent.taps.api_backward import watch_backward
 from rankscope.agent.taps.callsite import Arguments, own_frame, written_arguments
 
+#: What torch's way into the mode and back takes, which no clock of ours sees.
+DISPATCH_SECONDS = 2e-6
+
+_clock = time.perf_counter
 _tracing = torch._C._get_tracing_state
 _graph_task = torch._C._current_graph_task_id
 
@@ -145,6 +150,7 @@ class ApiCall:
     ) -> Any:
         """`frame` is the caller's, `written` are the arguments as it wrote them."""
         session = self._session
+        began = _clock()
         try:
             if _graph_task() >= 0:
                 session.enter_forward()
@@ -163,14 +169,17 @@ class ApiCall:
             return func(*args, **kwargs)
         local = session.local
         local.api_open = True
+        session.agent_seconds += _clock() - began
         try:
             output = func(*args, **kwargs)
         finally:
             local.api_open = False
+        began = _clock()
         try:
             self._after(api, forward, backward, shown, kept, stack, written, output)
         except Exception as error:
             session.fault(f"the output of {api.stem}", error)
+        session.agent_seconds += _clock() - began + DISPATCH_SECONDS
         return output
 
     def _after(

@@ -21,6 +21,7 @@ what its producer receives less what the module's own nodes sent.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -35,6 +36,7 @@ Edge = tuple[Node, int]
 
 current_sequence: Callable[[], int] = vars(torch.autograd)["_get_sequence_nr"]
 _graph_task = torch._C._current_graph_task_id
+_clock = time.perf_counter
 
 
 class Awaited:
@@ -265,7 +267,7 @@ class Producer:
         self._awaited.insert(0, (awaited, number, index))
 
     def __call__(self, gradients: Gradients) -> None:
-        owner = self._owner
+        owner, began = self._owner, _clock()
         try:
             with torch._C.DisableTorchFunction():
                 owner.before_node(self._sequence)
@@ -276,6 +278,7 @@ class Producer:
                     )  # a call that only hands its input on is over now
         except Exception as error:
             owner._session.fault("a module's output gradient", error)
+        owner._session.agent_seconds += _clock() - began
 
 
 class _ConsumerHook:
@@ -286,12 +289,14 @@ class _ConsumerHook:
         self._sequence = sequence
 
     def __call__(self, inputs: Gradients, outputs: Gradients) -> None:
+        began = _clock()
         try:
             with torch._C.DisableTorchFunction(), torch.no_grad():
                 self._owner.before_node(self._sequence)
                 self._owner.consumer_ran(self._awaited, self._sends, inputs)
         except Exception as error:
             self._owner._session.fault("a module's input gradient", error)
+        self._owner._session.agent_seconds += _clock() - began
 
 
 def gradient_edges(tensors: Iterable[torch.Tensor]) -> list[Edge]:

@@ -7,6 +7,7 @@ registered, so they see what the user's own hooks made of inputs and outputs.
 from __future__ import annotations
 
 import sys
+import time
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ from rankscope.agent.session import Session
 from rankscope.agent.taps.functions import FunctionTap, as_output
 from rankscope.agent.taps.module_backward import Edge, ModuleBackward, Producer, gradient_edges
 from rankscope.agent.taps.parameters import ParameterGradients
+
+_clock = time.perf_counter
 
 Model = nn.Module | list[nn.Module] | tuple[nn.Module, ...]
 
@@ -209,20 +212,24 @@ class _Hooks:
             self.enter(module, args, kwargs)
 
     def enter(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        began = _clock()
         try:
             with torch._C.DisableTorchFunction():
                 self._tap.before(self._stem, module, args, kwargs)
         except Exception as error:
             self._tap._session.fault(f"the input of {self._stem}", error)
+        self._tap._session.agent_seconds += _clock() - began
 
     def after(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         if is_compiling() or not self._tap._session.running:
             return
+        began = _clock()
         try:
             with torch._C.DisableTorchFunction():
                 self._tap.after(module, output)
         except Exception as error:
             self._tap._session.fault(f"the output of {self._stem}", error)
+        self._tap._session.agent_seconds += _clock() - began
 
 
 class _DumpHooks(_Hooks):

@@ -8,6 +8,7 @@ counts the arrivals of the parameter that arrived first in this step.
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections import Counter
 
@@ -17,6 +18,8 @@ from torch.utils.hooks import RemovableHandle
 
 from rankscope.agent import recorder as rec
 from rankscope.agent.session import Session
+
+_clock = time.perf_counter
 
 
 class ParameterGradients:
@@ -77,8 +80,10 @@ class _Hook:
         self._owner, self._stem, self._name = owner, stem, name
 
     def __call__(self, parameter: torch.Tensor) -> None:
+        began = _clock()
         try:
             with torch._C.DisableTorchFunction():
                 self._owner.arrived(self._stem, self._name, parameter)
         except Exception as error:
             self._owner._session.fault(f"the gradient of {self._stem}.{self._name}", error)
+        self._owner._session.agent_seconds += _clock() - began
