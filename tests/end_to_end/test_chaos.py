@@ -94,8 +94,7 @@ def test_a_store_killed_at_random_moments(moments, nurseries, folder):
     assert verify_store(place / "run", process, acks) >= moments
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("seconds", [60, 600])
+@pytest.mark.parametrize("seconds", [60, pytest.param(600, marks=pytest.mark.soak)])
 @pytest.mark.timeout(1200)
 def test_64_agents_at_full_rate_do_not_grow_the_collector(seconds, nurseries, folder, capsys):
     stage = Stage(Row("memory"), folder / f"memory-{seconds}", nurseries)

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rankscope.collector import liveness, server
+from rankscope.collector import allocator, liveness, server
 from rankscope.collector.config import Config
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class LazyRuns:
         """The runs. Blocks when called first."""
         with self._lock:
             if self.made is None:
+                allocator.limit_arrow()
                 self.made = self._make()
             return self.made
 
@@ -62,6 +63,7 @@ async def serve(
     life: Life,
 ) -> None:
     """Serve on HOST:PORT until a signal or the end of `life`; then commit, render and seal."""
+    allocator.limit_heaps()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -76,9 +78,10 @@ async def serve(
         write_port_file(port_file, listening, collector_id)
     log.info("listening on %s", listening)
     living = asyncio.ensure_future(life(runs, servicer))
+    trimming = asyncio.ensure_future(allocator.keep_trimmed())
     stopped = asyncio.ensure_future(stop.wait())
     await asyncio.wait((living, stopped), return_when=asyncio.FIRST_COMPLETED)
-    for task in (living, stopped):
+    for task in (living, stopped, trimming):
         task.cancel()
     if port_file is not None:
         remove_port_file(port_file)
@@ -87,7 +90,7 @@ async def serve(
     await asyncio.to_thread(runs.close)
     await asyncio.wait((closing,), timeout=1.0)
     await grpc_server.stop(grace=None)
-    await asyncio.gather(closing, living, return_exceptions=True)
+    await asyncio.gather(closing, living, trimming, return_exceptions=True)
     log.info("ended")
 
 

@@ -228,7 +228,6 @@ RANK = (
         plan=job("kill_9", 5),
         at={2: kill},
         after=start,
-        deliver=True,  # the new daemon has not heard of the process
         status=KILLED,
         **UNFLUSHED,
     ),
@@ -252,7 +251,6 @@ RANK = (
         plan=job("sigterm"),
         at={2: kill},
         after=start,
-        deliver=True,
         status=TERMINATED,
     ),
     Row(

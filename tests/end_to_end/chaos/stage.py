@@ -14,7 +14,6 @@ from pathlib import Path
 
 from jobs import environment
 
-from rankscope.agent.transport import TransportConfig
 from rankscope.collector.liveness import start_time
 
 from .journal import read_journals
@@ -117,7 +116,7 @@ class Stage:
         port_file = self.folder / "port"
         port_file.unlink(missing_ok=True)
         command = ["serve", "--store", self.store, "--listen", f"127.0.0.1:{self.port}"]
-        command += ["--port-file", port_file, "--spool", self.spool_folder, *options]
+        command += ["--port-file", port_file, *options]
         self.daemons.append(
             self.nurseries.collectors.start(
                 "rankscope.collector.cli",
@@ -217,13 +216,6 @@ class Stage:
             )
         self._judge_job(outcome)
         return outcome
-
-    @property
-    def spool_folder(self):
-        config = TransportConfig(
-            dump_path=self.folder / "dump", collector=self._addresses(), spool_path=self.spool
-        )
-        return config.spool_folder()
 
     def _addresses(self):
         if self.embedded:
