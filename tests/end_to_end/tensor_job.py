@@ -12,6 +12,7 @@ from rankscope.agent import PrecisionDebugger
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=1)
 parser.add_argument("--big", type=int, default=0, help="MiB of one more tensor a step")
+parser.add_argument("--pause", type=float, default=0, help="seconds after each step")
 parser.add_argument("--keep", help="where the tensors that were seen are saved")
 parser.add_argument("--die", action="store_true", help="end by SIGKILL after the last step")
 parser.add_argument("config")
@@ -42,6 +43,7 @@ for step in range(options.steps):
     debugger.step()
     net.zero_grad()
     print("step", step, flush=True)
+    time.sleep(options.pause)
 if options.keep:
     torch.save(seen, options.keep)
 if options.die:

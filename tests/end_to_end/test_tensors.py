@@ -102,6 +102,22 @@ def test_equal_tensors_of_ranks_are_stored_once(tmp_path):
         assert os.path.samefile(*paths)
 
 
+def test_a_collector_s_quota_is_refused_at_capture(tmp_path):
+    """Whole tensors or none: what is left out is counted, what is there is what it was."""
+    quota = {"RANKSCOPE_SERVE_TENSOR_QUOTA_BYTES": str(5 << 20)}
+    arguments = ("--steps", 8, "--big", 2, "--pause", 0.7)  # for an acknowledgement to arrive
+    job = jobs.start(SCRIPT, *arguments, folder=tmp_path, config=CONFIG, **quota).finish()
+    command = ["-m", "rankscope.collector.cli", "ls", str(job.dump), "--json"]
+    listed = subprocess.run([sys.executable, *command], check=True, capture_output=True, text=True)
+    steps = {part["step"]: part for part in json.loads(listed.stdout)["steps"]}
+    assert steps[0]["why"] == ""
+    assert "tensors left out: tensor_quota" in steps[7]["why"]
+    assert all(part["state"] == "complete" for part in steps.values())
+    assert sum(path.stat().st_size for path in blobs(job.dump)) < 20 << 20
+    for path in job.dump.rglob("*.pt"):
+        torch.load(path, weights_only=True)
+
+
 def test_tensor_list_keeps_tensors_of_some_records(tmp_path):
     config = {"task": "statistics", "level": "mix", "statistics": {"tensor_list": ["relu"]}}
     job = jobs.start(SCRIPT, folder=tmp_path, config=config).finish()
