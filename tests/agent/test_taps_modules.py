@@ -472,6 +472,17 @@ def test_optimizer_and_clipping_are_parents(record):
     assert tree["Torch.tanh.0.forward"] is None
 
 
+@pytest.mark.parametrize("records_inside", [True, False])
+def test_a_scope_without_records_has_no_place(record, records_inside):
+    """Clipping in one fused call shows nothing, and msProbe names no `clip_grad` then."""
+    net = nn.Sequential(nn.Linear(2, 2))
+    clip = nn.utils.clip_grad_norm_ if records_inside else nn.utils.clip_grad_value_
+    with (recorded := record("mix", model=net)):
+        net(leaf([1.0, 2.0])).sum().backward()
+        getattr(nn.utils, clip.__name__)(net.parameters(), 0.5)
+    assert ("clip_grad" in recorded.tree()) == records_inside
+
+
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
 def test_a_hook_of_ours_that_fails_costs_one_record(record, monkeypatch, capfd, level):
     """The job goes on with the same numbers; it is said once, and counted."""

@@ -161,16 +161,18 @@ class Session:
                 self.recorder.event(self.step, name, rec.NODE, kind, direction, parent, stack)
 
     def open_scope(self, word: str) -> int:
-        """Records get `word` as their parent until the returned previous scope is put back."""
+        """Records get `word` as their parent until the returned previous scope is put back. It
+        takes its own place right before the first of them.
+        """
         previous, self.scope = self.scope, self.recorder.name_id(word)
-        if self.scope not in self._scopes_seen:
-            self._scopes_seen.add(self.scope)
-            self.recorder.event(self.step, self.scope, rec.NODE, rec.SCOPE, 0)
         return previous
 
     def parent(self) -> int:
         """Name id of the record that encloses what happens on this thread now."""
         if self.scope:
+            if self.scope not in self._scopes_seen:
+                self._scopes_seen.add(self.scope)
+                self.recorder.event(self.step, self.scope, rec.NODE, rec.SCOPE, 0)
             return self.scope
         modules = self.local.modules
         return modules[-1] if modules else 0

@@ -82,9 +82,9 @@ def plain_numbers(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.dtype is torch.complex32:
         tensor = torch.view_as_complex(torch.view_as_real(tensor).float().contiguous())
     with np.errstate(all="ignore"):  # by numpy, whose last digit is msProbe's
-        magnitude = np.abs(tensor.resolve_conj().numpy())
+        magnitude = np.abs(tensor.detach().resolve_conj().numpy())
         if tensor.dtype is torch.complex64 and np.isinf(magnitude).any():
-            magnitude = np.abs(tensor.resolve_conj().numpy().astype(np.complex128))
+            magnitude = np.abs(tensor.detach().resolve_conj().numpy().astype(np.complex128))
     return torch.from_numpy(np.asarray(magnitude))
 
 
