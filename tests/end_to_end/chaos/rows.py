@@ -96,6 +96,12 @@ def await_first_rows(stage):
     until(lambda: (stage.run / "step0").exists())
 
 
+def await_rows_then_kill(stage):
+    """So the collector has heard of the process; what comes next finds the spool by itself."""
+    await_first_rows(stage)
+    kill(stage)
+
+
 def await_rows_then_kill_embedded(stage):
     await_first_rows(stage)
     kill_embedded(stage)
@@ -226,7 +232,7 @@ RANK = (
     Row(
         "rank kill -9, collector down",
         plan=job("kill_9", 5),
-        at={2: kill},
+        at={2: await_rows_then_kill},
         after=start,
         status=KILLED,
         **UNFLUSHED,
@@ -249,7 +255,7 @@ RANK = (
     Row(
         "rank SIGTERM, collector down",
         plan=job("sigterm"),
-        at={2: kill},
+        at={2: await_rows_then_kill},
         after=start,
         status=TERMINATED,
     ),
