@@ -98,14 +98,14 @@ class Finisher(threading.Thread):
         is being done; whether nothing is left.
         """
         with self._changed:
-            self._stopping = True
+            stopped_before, self._stopping = self._stopping, True
             self._deadline = deadline
             self._changed.notify()
         self.join()
         self._writers.shutdown()
         left = len(self._jobs) + len(self._seals)
-        if left:
-            log.warning("%d steps and folders are left for the next start", left)
+        if left and not stopped_before:
+            log.warning("%d jobs of the layout and seals are left for the next start", left)
         return not left
 
     def run(self) -> None:

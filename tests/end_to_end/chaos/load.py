@@ -49,7 +49,11 @@ class Agent:
                 break
             await self._send(call)
         await self._say_goodbye(call)
-        await asyncio.wait_for(reader, 120)
+        # Not for the farewell: the layout of so many steps takes much longer than to store them.
+        async with self._changed:
+            stored = self._changed.wait_for(lambda: self.durable == self.sent or reader.done())
+            await asyncio.wait_for(stored, 120)
+        reader.cancel()
 
     async def _send(self, call):
         plan = self._plan
