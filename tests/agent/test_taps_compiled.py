@@ -38,7 +38,9 @@ def test_switching_recording_on_and_off_compiles_no_second_graph(record, backend
         torch.testing.assert_close(result, expected)
         compiled(x)
     assert counter.frame_count == 1
-    assert list(watch.data()) == ["Torch.cos.0.forward", "Torch.cos.1.forward"]
+    inside = watch.names(without=("Compiled",))
+    assert inside == ["Torch.cos.0.forward", "Torch.cos.1.forward"]
+    assert watch.data()["Compiled.lambda.1.forward"]["output"][0]["shape"] == [2, 3]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -50,7 +52,7 @@ def test_a_watched_module_inside_a_compiled_function_compiles_whole(record, back
     torch.cos(x)
     watch.stop()
     torch.testing.assert_close(result, expected)
-    assert list(watch.data()) == ["Torch.cos.0.forward"]
+    assert list(watch.data()) == ["Compiled.lambda.0.forward", "Torch.cos.0.forward"]
 
 
 def test_a_call_that_dynamo_refuses_leaves_recording_on(record):
@@ -65,4 +67,40 @@ def test_a_call_that_dynamo_refuses_leaves_recording_on(record):
         torch.compile(refused, backend="eager", fullgraph=True)(torch.ones(2))
     torch.cos(torch.ones(2))
     watch.stop()
-    assert list(watch.data()) == ["Torch.cos.0.forward"]
+    assert list(watch.data()) == ["Compiled.refused.0.forward", "Torch.cos.0.forward"]
+    assert "output" not in watch.data()["Compiled.refused.0.forward"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_border_of_a_region_is_a_record(record, backend, capfd):
+    _, counter, compiled, x, expected = _case(backend)
+    x.requires_grad_()
+    watch = record("mix", model=nn.Sequential(nn.Sequential(nn.Linear(3, 3))))
+    for _ in range(2):
+        watch.start()
+        compiled(x).sum().backward()
+        watch.stop()
+    watch.step()
+    assert counter.frame_count == 1
+    data = watch.data()
+    call = data["Compiled.lambda.0.forward"]
+    assert [entry["shape"] for entry in call["input_args"] + call["output"]] == [[2, 3], [2, 3]]
+    assert call["output"][0]["Max"] == pytest.approx(expected.max().item())
+    assert data["Compiled.lambda.1.backward"]["input"][0]["Max"] == 1.0
+    assert watch.tree()["Compiled.lambda.0.forward"] is None
+    said = [line for line in capfd.readouterr().err.splitlines() if "Compiled.lambda" in line]
+    assert len(said) == 1
+    assert "nothing inside it" in said[0]
+
+
+def test_a_compiled_module_is_named_by_its_class(record):
+    torch._dynamo.reset()
+    net = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    net[0] = torch.compile(net[0], backend="eager")
+    x = torch.ones(1, 3)
+    expected = net(x)
+    with (watch := record("mix", model=net)):
+        torch.testing.assert_close(net(x), expected)
+    names = watch.forwards()
+    assert "Compiled.Linear.0" in names
+    assert "Module.0.OptimizedModule.0" in names

@@ -7,6 +7,7 @@ from __future__ import annotations
 from torch import nn
 
 from rankscope.agent.session import Session
+from rankscope.agent.taps.border import Border
 from rankscope.agent.taps.compiled import CompiledTap
 from rankscope.agent.taps.distributed import DistributedTap
 from rankscope.agent.taps.functions import FunctionTap
@@ -26,7 +27,9 @@ class Taps:
         self._distributed = DistributedTap(session) if session.watches_apis else None
         self._libraries = LibraryTap(session) if session.watches_apis else None
         self._threads = ThreadTap(self._functions) if self._functions is not None else None
-        self._compiled = CompiledTap(self._functions) if self._functions is not None else None
+        self._compiled = None
+        if self._functions is not None:
+            self._compiled = CompiledTap(self._functions, Border(session))
         self._scopes = ScopeTap(session) if session.config.level == "mix" else None
 
     def watch(self, model: Model) -> None:

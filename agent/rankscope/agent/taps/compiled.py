@@ -1,4 +1,4 @@
-"""Compiled regions: the function mode is off in them.
+"""Compiled regions: the function mode is off in them; their border is a record.
 
 Dynamo guards on the mode stack. With our mode on it, turning recording on or off would compile
 every graph a second time, and the eager backend, which runs its graph in Python, would record from
@@ -18,6 +18,7 @@ import sys
 import threading
 from typing import Any
 
+from rankscope.agent.taps.border import Border, OpenRegion
 from rankscope.agent.taps.functions import FunctionTap
 
 _MODULE = "torch._dynamo.eval_frame"
@@ -29,6 +30,7 @@ class _Entries(threading.local):
         self.open: list[bool] = []  # of the open regions: whether they are compiled
         self.is_next = False  # the next call of _maybe_set_eval_frame is an entry
         self.took_mode = False
+        self.region: OpenRegion | None = None  # the record of the outermost compiled region
 
 
 class CompiledTap:
@@ -36,8 +38,9 @@ class CompiledTap:
     then.
     """
 
-    def __init__(self, functions: FunctionTap) -> None:
+    def __init__(self, functions: FunctionTap, border: Border) -> None:
         self._functions = functions
+        self._border = border
         self._entries = _Entries()
         self._originals: dict[str, Any] = {}
         self._ours: dict[str, Any] = {}
@@ -62,8 +65,12 @@ class CompiledTap:
         self._originals = {}
 
     def _before_entry(self, callback: Any) -> Any:
-        self._entries.is_next = True
-        return self._original(0)(callback)
+        entries = self._entries
+        entries.is_next = True
+        chosen = self._original(0)(callback)
+        if callable(chosen) and not entries.open:
+            entries.region = self._border.enter(sys._getframe(1))
+        return chosen
 
     def _entry_or_exit(self, callback: Any) -> Any:
         entries = self._entries
@@ -77,6 +84,9 @@ class CompiledTap:
             if not entries.open and entries.took_mode:
                 entries.took_mode = False
                 self._functions.enter_thread()
+            if not entries.open and entries.region is not None:
+                region, entries.region = entries.region, None
+                self._border.leave(region, sys._getframe(1))
         return self._original(1)(callback)
 
     def _original(self, index: int) -> Any:
