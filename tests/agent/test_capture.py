@@ -455,3 +455,23 @@ def test_a_ring_stays_small_while_copies_are_given_back():
         if len(held) == 3:
             memory.give_back(held.pop(0))
     assert max(region.start for region in held) < 50_000
+
+
+def test_a_distributed_tensor_s_own_shard_is_kept_with_its_placement(setup):
+    from torch.distributed.tensor import DTensor, Shard, init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", rank=1, world_size=2, store=FakeStore())
+    try:
+        shard = torch.arange(6.0).reshape(2, 3)
+        mesh = init_device_mesh("cpu", (2,))
+        one = setup()
+        one.event(DTensor.from_local(shard, mesh, [Shard(0)], run_check=False))
+        contents, batch = one.taken()
+    finally:
+        torch.distributed.destroy_process_group()
+    assert contents == [expected(shard)]
+    (outline,) = batch.columns.outlines
+    (leaf,) = pb.Outline.FromString(outline).leaves
+    assert list(leaf.shape) == [2, 3]
+    assert '"Shard": {"dim": 0}' in leaf.extra_json
