@@ -5,12 +5,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.complete
 TORCH := torch==2.13.0
+PEER_VENV := .venv-peer
+PEER_BIN := $(PEER_VENV)/bin
+PEER_STAMP := $(PEER_VENV)/.complete
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test check soak demo bench proto
+.PHONY: help venv test test-models check soak demo bench proto
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 13
 
 venv: $(STAMP)  ## make .venv with everything in it (again when pyproject.toml changed)
 
@@ -31,8 +34,20 @@ check: $(STAMP)  ## lint, format, types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-soak: $(STAMP)  ## the minutes-long tests
-	$(BIN)/python -m pytest -m soak
+# An environment of its own: what model libraries and msProbe bring must not reach the other tests.
+$(PEER_STAMP): $(STAMP)
+	$(PYTHON) -m venv $(PEER_VENV)
+	$(PEER_BIN)/python -m pip install --upgrade 'pip>=25.1'
+	$(PEER_BIN)/python -m pip install $(TORCH)
+	$(PEER_BIN)/python -m pip install --group dev --group models --group peer -e '.[agent,collector]'
+	@touch $(PEER_STAMP)
+
+test-models: $(PEER_STAMP)  ## models of libraries, and everything that is compared with msProbe's
+	$(PEER_BIN)/python -m pytest -m "not soak" tests/models
+
+soak: $(STAMP) $(PEER_STAMP)  ## the minutes-long tests
+	$(BIN)/python -m pytest -m soak --ignore=tests/models
+	$(PEER_BIN)/python -m pytest tests/models
 
 demo: $(STAMP)  ## two ranks train, a collector watches, a query finds where they differ
 	$(BIN)/python deploy/demo/run.py

@@ -163,6 +163,8 @@ def test_distributed_tensor(process_group: None) -> None:
     partial = type(tensor).from_local(torch.ones(2), mesh, [Partial(), Replicate(), Replicate()])
     placements = json.loads(describe(partial).extra_json)["placements"]
     assert placements[0] == {"Partial": {"reduce_op": "sum"}}
+    norm = describe(torch.linalg.vector_norm(tensor.detach()))
+    assert json.loads(norm.extra_json)["placements"][0] == {"Partial": {"reduce_op": "sum"}}
 
 
 def test_collective_under_way(process_group: None) -> None:

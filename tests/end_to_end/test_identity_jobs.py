@@ -2,19 +2,18 @@
 
 import csv
 import json
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import jobs
+import peer
 import pytest
 from fake_agent import Daemon, wait_for
 
 from rankscope.collector.query import open_run
 
-MSPROBE = os.environ.get("MSPROBE") or shutil.which("msprobe")
+MSPROBE = peer.COMMAND
 SCRIPT = Path(__file__).parent / "identity_job.py"
 
 

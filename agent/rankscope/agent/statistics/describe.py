@@ -169,4 +169,6 @@ def _placement(placement: Any) -> dict[str, dict[str, object]]:
         for name in ("dim", "split_factor", "reduce_op")
         if hasattr(placement, name)
     }
-    return {type(placement).__name__: fields}
+    # Operators make partial placements of their own (of norms, of masks): all are Partial.
+    kind = "Partial" if "reduce_op" in fields else type(placement).__name__
+    return {kind: fields}
