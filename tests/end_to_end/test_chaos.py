@@ -74,7 +74,7 @@ def bare_losses(nurseries, tmp_path_factory):
     [*ROWS, *(pytest.param(row, marks=pytest.mark.soak) for row in LONG)],
     ids=lambda r: r.name,
 )
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 def test_after_recovery_the_store_has_what_was_produced(row, outcomes, bare_losses):
     outcome = outcomes[row.name].result()
     assert outcome.faults == []
@@ -82,7 +82,7 @@ def test_after_recovery_the_store_has_what_was_produced(row, outcomes, bare_loss
 
 
 @pytest.mark.parametrize("moments", [20, pytest.param(500, marks=pytest.mark.soak)])
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 def test_a_store_killed_at_random_moments(moments, nurseries, folder):
     place = folder / f"store-{moments}"
     place.mkdir()
@@ -95,7 +95,7 @@ def test_a_store_killed_at_random_moments(moments, nurseries, folder):
 
 
 @pytest.mark.parametrize("seconds", [60, pytest.param(600, marks=pytest.mark.soak)])
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(1500)
 def test_64_agents_at_full_rate_do_not_grow_the_collector(seconds, nurseries, folder, capsys):
     stage = Stage(Row("memory"), folder / f"memory-{seconds}", nurseries)
     try:

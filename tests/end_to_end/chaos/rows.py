@@ -96,6 +96,12 @@ def await_first_rows(stage):
     until(lambda: (stage.run / "step0").exists())
 
 
+def await_layout(stage):
+    """A collector that lives a second at a time leaves most of it to the last one."""
+    steps = sum(line.startswith("step ") for line in stage.read_log().splitlines())
+    until(lambda: len(list(stage.run.glob("step*/*/dump.json"))) >= steps, 900)
+
+
 def await_rows_then_kill(stage):
     """So the collector has heard of the process; what comes next finds the spool by itself."""
     await_first_rows(stage)
@@ -382,6 +388,7 @@ LONG = (
         "collector kill -9, 500 moments",
         plan=ENDLESS,
         during=kill_often(500),
+        after=await_layout,
         deliver=True,
         blocked_seconds=99.0,
     ),
