@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dumpdiff import _number
-
-MISSING = "missing"
-STATISTICS = ("Max", "Min", "Mean", "Norm")
+from peerdiff import MISSING, STATISTICS, close
 
 
 @dataclass(frozen=True)
@@ -59,6 +57,8 @@ def _near(key, a, b):
     x, y = _number(a[key]), _number(b[key])
     if x == y or not (isinstance(x, float) and isinstance(y, float)):
         return x == y
+    if not math.isfinite(x):
+        return key in STATISTICS and close(key, a, b)
     sizes = [abs(x), abs(y)]
     if "dtype" in a and key in STATISTICS:
         sizes += [abs(_number(e[k])) for e in (a, b) for k in ("Max", "Min")]
@@ -168,6 +168,14 @@ def _below_dispatcher(row, context):
     return any("torch/_ops.py" in frame or "torch/_subclasses" in frame for frame in frames)
 
 
+def _recomputed(row, context):
+    """msProbe goes silent when a recomputation stops early inside a function that it watches."""
+    if row.kind != "record" or row.peer != MISSING:
+        return False
+    frames = context.ours.frames.get(_forward(row.record), ())
+    return any("torch/utils/checkpoint.py" in frame for frame in frames)
+
+
 def _unused(row, context):
     """msProbe's hook on a module runs also what made the outputs that nobody used."""
     if row.kind != "record" or row.ours != MISSING or not _is_backward(row.record):
@@ -208,6 +216,7 @@ RULES = [
     Rule("another way", _other_way, lambda record, c: _stem(record) in _stems_of_another_way(c)),
     Rule("handed on", _handed_on, _hands_on),
     Rule("in place", _in_place_after),
+    Rule("recomputed", _recomputed),
     Rule("unused", _unused),
     Rule("several outputs", lambda row, context: False, _module_order),
     Rule("own parameters", lambda row, context: False, _own_parameters),

@@ -145,7 +145,9 @@ class DeviceResults:
 
 def is_capturing(tensor: torch.Tensor) -> bool:
     """Whether work queued now would go into a graph instead of being done."""
-    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+    module = None if tensor.is_cpu else getattr(torch, tensor.device.type, None)
+    asks = getattr(module, "is_current_stream_capturing", None)
+    return asks is not None and bool(asks())
 
 
 def plain_numbers(tensor: torch.Tensor) -> torch.Tensor:
