@@ -77,6 +77,11 @@ class PrecisionDebugger:
             cls._instance = instance
         return cls._instance
 
+    @property
+    def needs_model(self) -> bool:
+        """Whether the level records modules, so that `start` needs the model."""
+        return self._recording.needs_model
+
     @_OnInstanceOrClass
     def start(
         self,

@@ -70,6 +70,10 @@ class Recording:
         self._tokens: TokenRange | None = None
         _recordings.add(self)
 
+    @property
+    def needs_model(self) -> bool:
+        return self._session.watches_modules
+
     # -------------------------------------------------------------------------- the script's calls
 
     def start(

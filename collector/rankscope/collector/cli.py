@@ -37,6 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "du": ("rankscope.collector.commands.du", "Say what of a run holds how much on the disk."),
     "rm": ("rankscope.collector.commands.rm", "Remove a run, or steps of it."),
+    "run": ("rankscope.agent.launch", "Run a command with every torch process in it recorded."),
     "deliver": ("rankscope.agent.deliver", "Send what ended processes left in their spools."),
 }
 

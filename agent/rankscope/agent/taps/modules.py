@@ -9,8 +9,9 @@ from __future__ import annotations
 import sys
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from rankscope.agent.taps.module_backward import Edge, ModuleBackward, Producer,
 from rankscope.agent.taps.parameters import ParameterGradients
 
 _clock = time.perf_counter
+_NO_KWARGS: Mapping[str, Any] = MappingProxyType({})
 
 Model = nn.Module | list[nn.Module] | tuple[nn.Module, ...]
 
@@ -193,7 +195,10 @@ class ModuleTap:
 
 
 class _Hooks:
-    """The two hooks of one module, guarded: a failure of ours never reaches the user's forward."""
+    """The two hooks of one module, guarded: a failure of ours never reaches the user's forward.
+
+    When stop() is called from another hook of the same call, torch calls ours without the kwargs.
+    """
 
     def __init__(self, tap: ModuleTap, stem: str) -> None:
         self._tap = tap
@@ -204,7 +209,7 @@ class _Hooks:
         after = module.register_forward_hook(self.after, with_kwargs=True, always_call=True)
         return [before, after]
 
-    def before(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    def before(self, module: nn.Module, args: Any, kwargs: Any = _NO_KWARGS) -> None:
         if is_compiling():  # asked first: Dynamo traces this hook, and ends here
             return
         session = self._tap._session
@@ -220,13 +225,13 @@ class _Hooks:
             self._tap._session.fault(f"the input of {self._stem}", error)
         self._tap._session.agent_seconds += _clock() - began
 
-    def after(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+    def after(self, module: nn.Module, args: Any, *kwargs_and_output: Any) -> None:
         if is_compiling() or not self._tap._session.running:
             return
         began = _clock()
         try:
             with torch._C.DisableTorchFunction():
-                self._tap.after(module, output)
+                self._tap.after(module, kwargs_and_output[-1])
         except Exception as error:
             self._tap._session.fault(f"the output of {self._stem}", error)
         self._tap._session.agent_seconds += _clock() - began
@@ -235,7 +240,7 @@ class _Hooks:
 class _DumpHooks(_Hooks):
     """The hooks of a module given to module_dump()."""
 
-    def before(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    def before(self, module: nn.Module, args: Any, kwargs: Any = _NO_KWARGS) -> None:
         if not is_compiling() and self._tap._session.running:
             self.enter(module, args, kwargs)
 
@@ -246,11 +251,11 @@ class _RootHooks(_Hooks):
     def __init__(self, tap: ModuleTap) -> None:
         super().__init__(tap, "the model")
 
-    def before(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    def before(self, module: nn.Module, args: Any, kwargs: Any = _NO_KWARGS) -> None:
         if not is_compiling():
             self._tap.enter_root(module)
 
-    def after(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+    def after(self, module: nn.Module, args: Any, *kwargs_and_output: Any) -> None:
         if not is_compiling():
             self._tap.leave_root(module)
 

@@ -11,9 +11,13 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from torch.utils.hooks import RemovableHandle
 
 from rankscope.agent.session import Session
+
+#: Taps that are on. The optimizer hooks call these and stay where they are once they are there: a
+#: stop() or start() from inside an optimizer's hook must not change what torch walks over.
+_active: list[ScopeTap] = []
+_installed: list[object] = []
 
 _CLIPPERS = ("clip_grad_norm_", "clip_grad_norm", "clip_grad_value_")
 
@@ -25,17 +29,16 @@ class ScopeTap:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._handles: list[RemovableHandle] = []
         self._wrapped: dict[str, tuple[Any, Any]] = {}
         self._outer: list[int] = []
 
     def start(self) -> None:
-        if self._handles:
+        if self in _active:
             return
-        self._handles = [
-            register_optimizer_step_pre_hook(self._enter),
-            register_optimizer_step_post_hook(self._leave),
-        ]
+        _active.append(self)
+        if not _installed:
+            _installed.append(register_optimizer_step_pre_hook(_entered))
+            _installed.append(register_optimizer_step_post_hook(_left))
         for name in _CLIPPERS:
             original = getattr(nn_utils, name, None)
             if original is not None:
@@ -44,9 +47,8 @@ class ScopeTap:
                 setattr(nn_utils, name, wrapper)
 
     def stop(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        if self in _active:
+            _active.remove(self)
         for name, (original, wrapper) in self._wrapped.items():
             if getattr(nn_utils, name) is wrapper:
                 setattr(nn_utils, name, original)
@@ -54,11 +56,13 @@ class ScopeTap:
         self._session.scope = 0
         self._outer.clear()
 
-    def _enter(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def enter(self) -> None:
+        """An optimizer's step begins."""
         if self._session.running:
             self._outer.append(self._session.open_scope("optimizer"))
 
-    def _leave(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def leave(self) -> None:
+        """It is over."""
         if self._outer:
             self._session.scope = self._outer.pop()
 
@@ -76,3 +80,13 @@ class ScopeTap:
                 session.scope = outer
 
         return clip
+
+
+def _entered(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    for tap in tuple(_active):
+        tap.enter()
+
+
+def _left(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    for tap in tuple(_active):
+        tap.leave()
