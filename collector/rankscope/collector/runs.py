@@ -15,6 +15,7 @@ from rankscope.collector.blobs.layout import TensorFiles
 from rankscope.collector.blobs.store import BlobStore
 from rankscope.collector.book import Book
 from rankscope.collector.config import Config
+from rankscope.collector.contract import PROTOCOL_VERSION
 from rankscope.collector.finisher import Finisher
 from rankscope.collector.ingest import Committer
 from rankscope.collector.jobs import RenderStep, SealStep
@@ -30,7 +31,6 @@ from rankscope.v1 import collector_pb2 as pb
 
 log = logging.getLogger(__name__)
 
-PROTOCOL_VERSION = 1
 _PROCESS = re.compile(r"[0-9a-f]{32}")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+=-]{0,127}")
 RETRY_SECONDS = 5.0

@@ -17,7 +17,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 import grpc
 import grpc.aio
 
-from rankscope.collector import answers
+from rankscope.collector import answers, contract
 from rankscope.collector.config import Config
 from rankscope.v1 import collector_pb2 as pb
 from rankscope.v1 import collector_pb2_grpc
@@ -154,6 +154,12 @@ class Servicer(collector_pb2_grpc.CollectorServicer):
             hello = await self._first(requests)
             if hello is None:
                 stream.send(answers.invalid("the first message of a stream must be a Hello"))
+                return stream.close()
+            if (reason := contract.refusal(hello)) is not None:
+                stream.send(answers.refused(reason))
+                return stream.close()
+            if hello.probe:
+                stream.send(contract.who_answers(VERSION, self._config.max_message_bytes))
                 return stream.close()
             service = await self._enter(hello, stream)
             if service is not None:

@@ -102,7 +102,7 @@ class FromCollector(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., want: _Optional[_Union[Want, _Mapping]] = ..., command: _Optional[_Union[Command, _Mapping]] = ..., problem: _Optional[_Union[Problem, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "agent_version", "process_uuid", "run", "run_key", "host", "boot_id", "pid", "process_started", "attempt", "parent_process_uuid", "parent_pid", "rank", "device", "recording", "versions", "dump_path", "spool_path", "token", "pid_namespace", "delivered_later")
+    __slots__ = ("protocol_version", "agent_version", "process_uuid", "run", "run_key", "host", "boot_id", "pid", "process_started", "attempt", "parent_process_uuid", "parent_pid", "rank", "device", "recording", "versions", "dump_path", "spool_path", "token", "pid_namespace", "delivered_later", "probe")
     class VersionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -131,6 +131,7 @@ class Hello(_message.Message):
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     PID_NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     DELIVERED_LATER_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     agent_version: str
     process_uuid: str
@@ -152,7 +153,8 @@ class Hello(_message.Message):
     token: str
     pid_namespace: int
     delivered_later: bool
-    def __init__(self, protocol_version: _Optional[int] = ..., agent_version: _Optional[str] = ..., process_uuid: _Optional[str] = ..., run: _Optional[str] = ..., run_key: _Optional[str] = ..., host: _Optional[str] = ..., boot_id: _Optional[str] = ..., pid: _Optional[int] = ..., process_started: _Optional[float] = ..., attempt: _Optional[int] = ..., parent_process_uuid: _Optional[str] = ..., parent_pid: _Optional[int] = ..., rank: _Optional[_Union[Rank, _Mapping]] = ..., device: _Optional[str] = ..., recording: _Optional[_Union[Recording, _Mapping]] = ..., versions: _Optional[_Mapping[str, str]] = ..., dump_path: _Optional[str] = ..., spool_path: _Optional[str] = ..., token: _Optional[str] = ..., pid_namespace: _Optional[int] = ..., delivered_later: bool = ...) -> None: ...
+    probe: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., agent_version: _Optional[str] = ..., process_uuid: _Optional[str] = ..., run: _Optional[str] = ..., run_key: _Optional[str] = ..., host: _Optional[str] = ..., boot_id: _Optional[str] = ..., pid: _Optional[int] = ..., process_started: _Optional[float] = ..., attempt: _Optional[int] = ..., parent_process_uuid: _Optional[str] = ..., parent_pid: _Optional[int] = ..., rank: _Optional[_Union[Rank, _Mapping]] = ..., device: _Optional[str] = ..., recording: _Optional[_Union[Recording, _Mapping]] = ..., versions: _Optional[_Mapping[str, str]] = ..., dump_path: _Optional[str] = ..., spool_path: _Optional[str] = ..., token: _Optional[str] = ..., pid_namespace: _Optional[int] = ..., delivered_later: bool = ..., probe: bool = ...) -> None: ...
 
 class Rank(_message.Message):
     __slots__ = ("rank", "world_size", "local_rank", "source", "coordinates", "group", "replica")
@@ -418,7 +420,7 @@ class TensorChunk(_message.Message):
     def __init__(self, digest: _Optional[bytes] = ..., offset: _Optional[int] = ..., total: _Optional[int] = ..., data: _Optional[bytes] = ..., missing: bool = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol_version", "collector_version", "collector_id", "durable_sequence", "run", "run_path", "max_message_bytes")
+    __slots__ = ("protocol_version", "collector_version", "collector_id", "durable_sequence", "run", "run_path", "max_message_bytes", "time")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     COLLECTOR_VERSION_FIELD_NUMBER: _ClassVar[int]
     COLLECTOR_ID_FIELD_NUMBER: _ClassVar[int]
@@ -426,6 +428,7 @@ class Welcome(_message.Message):
     RUN_FIELD_NUMBER: _ClassVar[int]
     RUN_PATH_FIELD_NUMBER: _ClassVar[int]
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     collector_version: str
     collector_id: str
@@ -433,7 +436,8 @@ class Welcome(_message.Message):
     run: str
     run_path: str
     max_message_bytes: int
-    def __init__(self, protocol_version: _Optional[int] = ..., collector_version: _Optional[str] = ..., collector_id: _Optional[str] = ..., durable_sequence: _Optional[int] = ..., run: _Optional[str] = ..., run_path: _Optional[str] = ..., max_message_bytes: _Optional[int] = ...) -> None: ...
+    time: float
+    def __init__(self, protocol_version: _Optional[int] = ..., collector_version: _Optional[str] = ..., collector_id: _Optional[str] = ..., durable_sequence: _Optional[int] = ..., run: _Optional[str] = ..., run_path: _Optional[str] = ..., max_message_bytes: _Optional[int] = ..., time: _Optional[float] = ...) -> None: ...
 
 class Ack(_message.Message):
     __slots__ = ("durable_sequence", "refuses_tensors")

@@ -124,6 +124,8 @@ class Stream:
             self._listener.noticed(message.notice)
 
     def _heard_welcome(self, welcome: pb.Welcome) -> None:
+        if welcome.protocol_version < self._hello.protocol_version:
+            return self._refuse(welcome)
         with self._changed:
             self.welcome = welcome
             self._resume_after(welcome.durable_sequence)
@@ -131,6 +133,16 @@ class Stream:
             self._changed.notify()
         self._listener.welcomed(welcome)
         self._listener.acknowledged(welcome.durable_sequence)
+
+    def _refuse(self, welcome: pb.Welcome) -> None:
+        """An older collector would misread what we send: it stays in the spool."""
+        text = (
+            f"collector {welcome.collector_version or 'of no version'} speaks version "
+            f"{welcome.protocol_version} of the contract, this agent version "
+            f"{self._hello.protocol_version}: upgrade the collector"
+        )
+        self._heard_problem(pb.Problem(code=pb.Problem.REFUSED, message=text, closes_stream=True))
+        self.finish()
 
     def _heard_durable(self, sequence: int) -> None:
         with self._changed:
