@@ -68,16 +68,17 @@ def compile_walk(folder: Path) -> Path | None:
 
 def _compile(source: Path, library: str, options: list[str]) -> Path | None:
     target = source.with_name(library)
-    target.unlink(missing_ok=True)
     compiler = _compiler()
     if compiler is None:
+        target.unlink(missing_ok=True)
         return None
     building = target.with_name(f"{target.name}.{os.getpid()}")
     command = [*compiler, *FLAGS, "-o", str(building), str(source), *options]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         print(f"{' '.join(command)} failed:\n{result.stderr}", file=sys.stderr)
-        building.unlink(missing_ok=True)
+        for useless in (building, target):
+            useless.unlink(missing_ok=True)
         return None
     building.replace(target)
     return target
