@@ -1,7 +1,8 @@
 """The tables of a run, one list of columns each.
 
-Fixed when a table is made, so every column foreseen is here. Delta Lake types only (signed
-integers, no float16, no duration). `step` partitions records and nodes.
+A column may be added; none may be taken away, be renamed or change its type, or older stores could
+not be read. Delta Lake types only (signed integers, no float16, no duration). `step` partitions
+records and nodes.
 """
 
 import pyarrow as pa
@@ -128,7 +129,10 @@ STEPS = pa.schema(
         ("rank", pa.int32()),
         ("process", pa.string()),
         ("batch", pa.int64()),
-        ("event", pa.string()),  # begin, pause, end, skipped, dropped, refused, sealed, left, removed
+        (
+            "event",
+            pa.string(),
+        ),  # begin, pause, end, skipped, dropped, refused, sealed, left, removed
         (
             "events",
             pa.int64(),

@@ -88,15 +88,23 @@ def _write_parquet(path: Path, table: pa.Table) -> None:
 def read_file(
     root: Path, name: str, schema: pa.Schema, columns: Collection[str] | None = None
 ) -> pa.Table:
-    """The rows of one data file in `schema`, dictionaries kept; only `columns` when given."""
+    """The rows of one data file in `schema`, dictionaries kept; only `columns` when given.
+
+    Columns that the file's writer did not know yet are null.
+    """
     fields = [field for field in schema if columns is None or field.name in columns]
-    texts = [field.name for field in schema if pa.types.is_dictionary(field.type)]
-    with pq.ParquetFile(root / name, read_dictionary=texts) as file:
+    footer = pq.read_metadata(root / name)
+    plain = set(footer.schema.names)
+    texts = [f.name for f in schema if pa.types.is_dictionary(f.type) and f.name in plain]
+    with pq.ParquetFile(root / name, metadata=footer, read_dictionary=texts) as file:
         stored = set(file.schema_arrow.names)
         table = file.read(columns=[field.name for field in fields if field.name in stored])
     if "/" in name and any(field.name == "step" for field in fields):
         step = int(name.split("/")[0].removeprefix("step="))
         table = table.append_column("step", pa.repeat(pa.scalar(step, pa.int64()), len(table)))
+    for field in fields:
+        if field.name not in table.column_names:
+            table = table.append_column(field, pa.nulls(len(table), field.type))
     wanted = pa.schema(fields)
     return table.select(wanted.names).cast(wanted)
 

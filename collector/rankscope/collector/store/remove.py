@@ -29,11 +29,14 @@ def remove_steps(run_path: Path, steps: Collection[int]) -> None:
     """Remove the rows of steps; a row "removed" in `steps` says of each that it was there."""
     root = tables_path(run_path)
     writer = f"rm{uuid.uuid4().hex}"
+    tables = {name: Table(root, name) for name in ("records", "nodes", "steps")}
+    for table in tables.values():
+        table.add_later_columns()
     for name in ("records", "nodes"):
-        table = Table(root, name)
+        table = tables[name]
         for step in sorted(steps):
             _replace(table, step, f"seal/{step}", _nothing, writer)
-    _replace(Table(root, "steps"), None, "fold", lambda t, f: _without(t, f, steps), writer)
+    _replace(tables["steps"], None, "fold", lambda t, f: _without(t, f, steps), writer)
 
 
 def _nothing(table: Table, files: list[str]) -> pa.Table:

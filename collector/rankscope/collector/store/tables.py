@@ -11,16 +11,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
 from rankscope.collector.schema import PARTITIONED, TABLES
-from rankscope.collector.store.errors import StoreGone, foreign_errors
+from rankscope.collector.store.errors import (
+    CommitConflict,
+    StoreError,
+    StoreGone,
+    StoreUnavailable,
+    foreign_errors,
+)
 from rankscope.collector.store.files import DataFile, fsync, make_folder
 from rankscope.collector.store.log import TableLog
 
 CHECKPOINT_COMMITS = 50
+_ATTEMPTS = 5
 
 _CONFIGURATION = {
     "delta.logRetentionDuration": "interval 1 hours",
@@ -72,7 +79,9 @@ class Table:
 
     @classmethod
     def create_or_recover(cls, root: Path, name: str) -> "Table":
-        """The table for a writer: made if missing, repaired after a power loss, all durable."""
+        """The table for a writer: made if missing, repaired after a power loss, with all columns
+        of this version, all durable. Raises StoreError for a table of a newer version.
+        """
         folder = root / name
         with foreign_errors(folder):
             make_folder(folder)
@@ -83,9 +92,39 @@ class Table:
                 _create(folder, name)
             fsync(folder)
         table = cls(root, name)
+        table.add_later_columns()
         with foreign_errors(folder):
             table._log.sync(table.version)
         return table
+
+    def add_later_columns(self) -> None:
+        """Gives a table that an older version made the columns that came later: for writers.
+
+        Raises StoreError for a table with columns of a newer version: a seal would lose them.
+        """
+        for _ in range(_ATTEMPTS):
+            stored = {field.name for field in self._view().schema().fields}
+            if unknown := stored - set(self.schema.names):
+                names = ", ".join(sorted(unknown))
+                raise StoreError(
+                    f"{self.root} has columns of a newer version of rankscope: {names}; "
+                    "it can be read but not written by this one"
+                )
+            later = [field for field in self.schema if field.name not in stored]
+            if not later:
+                return
+            try:
+                self._add_columns(pa.schema(later))
+            except CommitConflict:  # of another writer, who perhaps did the same
+                self.reload()
+        raise StoreUnavailable(f"{self.root}: other writers came first {_ATTEMPTS} times")
+
+    def _add_columns(self, later: pa.Schema) -> None:
+        with self.lock, foreign_errors(self.root):
+            fields = Schema.from_arrow(_stored_schema(later)).fields
+            self._view().alter.add_columns(fields, post_commithook_properties=_NO_HOOKS)
+            self._load()
+            self._log.sync(self.version)
 
     @property
     def version(self) -> int:
