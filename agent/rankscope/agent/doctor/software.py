@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rankscope.agent.doctor.finding import Finding, fault, ok, warning
+from rankscope.agent.transport.embedded import missing_libraries
 
 AGENT = Path(__file__).parent.parent
-_COLLECTOR_LIBRARIES = ("pyarrow", "deltalake", "duckdb", "orjson")
 
 
 def versions() -> Iterator[Finding]:
@@ -80,7 +80,7 @@ def contract() -> Finding:
 
 def collector() -> Finding:
     """Whether this installation can run a collector."""
-    missing = [name for name in _COLLECTOR_LIBRARIES if importlib.util.find_spec(name) is None]
+    missing = missing_libraries()
     if not missing:
         return ok("collector", "its libraries are installed: one can be started on this host")
     return warning(
