@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from rich.progress import Progress
 
 from . import advice, flow, operations, origin
+from .elementwise import Errors, compare_tensors
 from .figures import Bools, Figures, Hard, figures
 from .flow_rows import FlowRows, flow_rows
 from .noise import Noise, measure
@@ -37,6 +39,9 @@ class Options:
     names: Mapping[str, str] = field(default_factory=dict)  # parts of A's names to parts of B's
     fuzzy: bool = False
     equal_nan: bool = True
+
+
+DEFAULTS = Options()
 
 
 @dataclass(frozen=True)
@@ -83,10 +88,14 @@ class Comparison:
     advice: list[str]
     candidates: dict[int, First]  # by unit
     notes: list[str]
+    origins: list[int]  # rows of `view` where ranks diverge first
 
 
-def compare(a: Side, b: Side, options: Options = Options()) -> Comparison:
-    """Compare two sides; AnalysisError when nothing of them belongs together."""
+def compare(
+    a: Side, b: Side, options: Options = DEFAULTS, progress: Progress | None = None
+) -> Comparison:
+    """Compare two sides; AnalysisError when nothing of them belongs together. `progress` shows how
+    far the reading of whole tensors is."""
     pairs_of_units, notes = units(distinct_units(a.table), distinct_units(b.table), options.ranks)
     if not any(unit.a and unit.b for unit in pairs_of_units):
         raise AnalysisError(
@@ -95,14 +104,15 @@ def compare(a: Side, b: Side, options: Options = Options()) -> Comparison:
         )
     keys = _Keys(a.table, b.table, pairs_of_units, options)
     same = _same_setup(a, b)
-    by_name = _view(a.table, b.table, keys.pairs(keys.record), options, same)
+    tensors = _Tensors(a, b, progress)
+    by_name = _view(a, b, keys.pairs(keys.record), options, same, tensors)
     aligned = reclassed(keys.unit, keys.record)
     moved = shifted(keys.unit, aligned, keys.shape(), options.fuzzy)
     search = by_name
     if moved is not None:
         aligned = Texts(aligned.a, moved, aligned.names)
     if not np.array_equal(aligned.b, keys.record.b):
-        search = _view(a.table, b.table, keys.pairs(aligned), options, same)
+        search = _view(a, b, keys.pairs(aligned), options, same, tensors)
         if options.fuzzy:
             by_name = search
     found = _search(search, pairs_of_units)
@@ -116,7 +126,8 @@ def compare(a: Side, b: Side, options: Options = Options()) -> Comparison:
     for one in found.candidates:
         unit = pairs_of_units[one.unit]
         each[one.unit] = _first(search, one.row, unit.step, [unit.rank])
-    return Comparison(a, b, options, pairs_of_units, by_name, named, words, each, notes)
+    origins = [one.row for one in found.candidates] if search is by_name else []
+    return Comparison(a, b, options, pairs_of_units, by_name, named, words, each, notes, origins)
 
 
 class _Keys:
@@ -142,9 +153,35 @@ class _Keys:
         return pair(self.unit, record, self.part, self.path)
 
 
-def _view(a: pa.Table, b: pa.Table, pairs: Pairs, options: Options, same_setup: bool) -> View:
-    numbers = figures(a, b, pairs, options.equal_nan)
-    rows = flow_rows(a, b, pairs)
+class _Tensors:
+    """Errors of whole tensors, each pair read once."""
+
+    def __init__(self, a: Side, b: Side, progress: Progress | None) -> None:
+        self._a, self._b, self._progress = a, b, progress
+        self._known: dict[tuple[int, int], Errors] = {}
+        self._captured = [
+            side.table["data_name"].combine_chunks().is_valid().to_numpy(zero_copy_only=False)
+            for side in (a, b)
+        ]
+
+    def of(self, pairs: Pairs) -> Mapping[tuple[int, int], Errors]:
+        """Errors of the pairs of which both sides captured the tensor."""
+        x, y = self._captured
+        if not x.any() or not y.any():
+            return {}
+        both = np.flatnonzero((pairs.a >= 0) & (pairs.b >= 0))
+        both = both[x[pairs.a[both]] & y[pairs.b[both]]]
+        keys = zip(pairs.a[both].tolist(), pairs.b[both].tolist(), strict=True)
+        lacking = [key for key in keys if key not in self._known]
+        self._known |= compare_tensors(self._a, self._b, lacking, self._progress)
+        return self._known
+
+
+def _view(
+    a: Side, b: Side, pairs: Pairs, options: Options, same_setup: bool, tensors: _Tensors
+) -> View:
+    numbers = figures(a.table, b.table, pairs, options.equal_nan, tensors.of(pairs))
+    rows = flow_rows(a.table, b.table, pairs)
     noise = measure(numbers, rows, same_setup)
     return View(numbers, rows, noise, flow.bad_rows(numbers, rows, noise))
 

@@ -10,6 +10,7 @@ The *error* of a leaf is the largest of these, where both sides have the number:
 It is 0 when everything is equal, infinite when the leaves cannot be compared (`Hard` says why).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntFlag
 
@@ -18,6 +19,7 @@ import numpy.typing as npt
 import orjson
 import pyarrow as pa
 
+from .elementwise import Errors
 from .pairing import Ints, Pairs, Texts, texts
 
 Floats = npt.NDArray[np.float64]
@@ -57,10 +59,18 @@ class Figures:
     soft: Bools  # a mask: booleans, or -inf on both sides
     value: tuple[Ints, Ints]
     values: list[str]
+    whole: Mapping[int, Errors]  # by row
 
 
-def figures(a: pa.Table, b: pa.Table, pairs: Pairs, equal_nan: bool = True) -> Figures:
-    """Compare all pairs. `equal_nan`: NaN on both sides is equal."""
+def figures(
+    a: pa.Table,
+    b: pa.Table,
+    pairs: Pairs,
+    equal_nan: bool = True,
+    whole: Mapping[tuple[int, int], Errors] | None = None,
+) -> Figures:
+    """Compare all pairs. `equal_nan`: NaN on both sides is equal. `whole` has the errors of whole
+    tensors by pair of rows."""
     both = (pairs.a >= 0) & (pairs.b >= 0)
     dtype, form, value = (texts(a, b, name) for name in ("dtype", "form", "value"))
     dtype_a, dtype_b = _taken(dtype.a, pairs.a), _taken(dtype.b, pairs.b)
@@ -94,6 +104,7 @@ def figures(a: pa.Table, b: pa.Table, pairs: Pairs, equal_nan: bool = True) -> F
     samples = tensors & (hard & (Hard.SHAPE | Hard.DTYPE) == 0)
     sampled = _sample_errors(a, b, pairs, samples, va, vb)
     error = np.fmax(error, sampled)
+    elements = _whole(pairs, whole or {}, error)
     _compare_values(form, form_a, form_b, value, value_a, value_b, both, a, pairs, error, hard)
     equal, different = _same_content(a, b, pairs, tensors)
     keep = ~int(Hard.NAN | Hard.INF) if equal_nan else -1
@@ -101,8 +112,22 @@ def figures(a: pa.Table, b: pa.Table, pairs: Pairs, equal_nan: bool = True) -> F
     hard[different] |= Hard.CONTENT
     return Figures(
         pairs, va, vb, there, error, hard, is_tensor, (dtype_a, dtype_b), dtype.names, soft,
-        (value_a, value_b), value.names,
+        (value_a, value_b), value.names, elements,
     )  # fmt: skip
+
+
+def _whole(
+    pairs: Pairs, whole: Mapping[tuple[int, int], Errors], error: Floats
+) -> Mapping[int, Errors]:
+    """Errors of whole tensors by row, after raising `error` where they say more."""
+    if not whole:
+        return {}
+    keys = zip(pairs.a.tolist(), pairs.b.tolist(), strict=True)
+    found = {row: whole[key] for row, key in enumerate(keys) if key in whole}
+    for row, one in found.items():
+        if one.max_absolute > 0 and one.largest > 0:
+            error[row] = max(error[row], one.max_absolute / one.largest)
+    return found
 
 
 def _statistic_errors(

@@ -206,7 +206,9 @@ def _jumps(figures: Figures, rows: FlowRows, noise: Noise) -> Bools:
     error, floor = figures.error, noise.floor
     error = error * _weight(figures, rows, noise)
     brought = np.zeros(rows.group_count)
-    inputs = rows.is_input & ~rows.ignored
+    parameters = np.array([name == "parameters" for name in rows.parts] + [False], bool)
+    # A parameter that differs is a cause of its own, not something that was brought.
+    inputs = rows.is_input & ~rows.ignored & ~parameters[rows.part]
     np.maximum.at(brought, rows.groups[inputs], error[inputs])
     result = np.zeros(len(error), bool)
     unit = figures.pairs.unit
@@ -224,9 +226,7 @@ def _weight(figures: Figures, rows: FlowRows, noise: Noise) -> Floats:
     largest = np.zeros(rows.group_count)
     np.maximum.at(largest, rows.groups, norm)
     threshold = np.minimum(noise.floor, LARGEST_NOISE) * largest[rows.groups]
-    with np.errstate(all="ignore"):
-        weight = np.where(norm < threshold, norm / threshold, 1.0)
-    return np.where(figures.is_tensor & (threshold > 0), weight, 1.0)
+    return np.where(figures.is_tensor & (norm < threshold), 0.0, 1.0)
 
 
 def _jumps_of_unit(

@@ -26,7 +26,7 @@ EPSILON = {
     "torch.complex32": 2.0**-10, "torch.float8_e4m3fn": 2.0**-3, "torch.float8_e5m2": 2.0**-2,
     "torch.float8_e4m3fnuz": 2.0**-3, "torch.float8_e5m2fnuz": 2.0**-2,
 }  # fmt: skip
-EXACT_FLOOR_EPSILONS = 4.0  # of float32, whatever the dtype: equal machines round equally
+EXACT_FLOOR = 4 * 2.0**-23  # whatever the dtype: equal machines round equally
 NOISY_FLOOR_EPSILONS = {2.0**-52: 1e4, 2.0**-23: 200.0, 2.0**-10: 8.0, 2.0**-7: 4.0}
 JUMP = 5.0
 LARGEST_NOISE = 0.02  # a larger error of equal inputs is no rounding
@@ -50,20 +50,19 @@ def measure(figures: Figures, rows: FlowRows, same_setup: bool) -> Noise:
     floating = figures.is_tensor & (epsilon > 0)
     changed = floating & (figures.hard & Hard.DTYPE > 0)
     precision = bool(changed.sum() > OVERALL_DTYPE * max(floating.sum(), 1))
-    equal, unequal = _counts(figures, rows, floating)
+    factor = np.full(len(epsilon), 4.0)
+    for size, times in NOISY_FLOOR_EPSILONS.items():
+        factor[epsilon == size] = times
+    noisy = np.where(floating, epsilon * factor, 1e-5)
+    equal, unequal = _counts(figures, rows, floating, noisy)
     if same_setup:
         deterministic = not (unequal >= 3 and equal < 4 * unequal)
     else:
-        deterministic = unequal == 0 or equal >= 4 * unequal
+        deterministic = unequal == 0
     deterministic &= not precision
-    if deterministic:
-        floor = np.where(epsilon == EPSILON["torch.float64"], SAME, 4 * EPSILON["torch.float32"])
-        floor = np.where(floating | ~figures.is_tensor, floor, 0.0)
-    else:
-        factor = np.full(len(epsilon), 4.0)
-        for size, times in NOISY_FLOOR_EPSILONS.items():
-            factor[epsilon == size] = times
-        floor = np.where(floating, epsilon * factor, 1e-5)
+    exact = np.where(epsilon == EPSILON["torch.float64"], SAME, EXACT_FLOOR)
+    exact = np.where(floating | ~figures.is_tensor, exact, 0.0)
+    floor = exact if deterministic else noisy
     return Noise(deterministic, precision, floor, equal, unequal)
 
 
@@ -74,9 +73,9 @@ def _epsilon(figures: Figures) -> Floats:
     return both
 
 
-def _counts(figures: Figures, rows: FlowRows, floating: Bools) -> tuple[int, int]:
+def _counts(figures: Figures, rows: FlowRows, floating: Bools, rounding: Floats) -> tuple[int, int]:
     off = (figures.error > SAME) | (figures.hard & ~int(Hard.REQUIRES_GRAD) != 0)
-    hard_off = (figures.error > LARGEST_NOISE) | (
+    hard_off = (figures.error > rounding) | (
         figures.hard & ~int(Hard.REQUIRES_GRAD | Hard.CONTENT) != 0
     )
     groups = rows.groups

@@ -7,9 +7,11 @@ from typing import Annotated, Any
 import typer
 import yaml
 from rich.console import Console
+from rich.progress import Progress
 
 from ..analysis.compare import Comparison, Options
 from ..analysis.compare import compare as compared
+from ..analysis.outputs import write_reports
 from ..analysis.screen import show_comparison
 from ..analysis.sides import AnalysisError, open_side
 from ..export import Selection
@@ -33,29 +35,56 @@ def compare(
         bool, typer.Option("--fuzzy", help="Pair API calls by order and short name.")
     ] = False,
     equal_nan: Annotated[bool, typer.Option(help="Whether NaN on both sides is equal.")] = True,
+    tolerances: Annotated[
+        Path | None, typer.Option(help="YAML: record patterns to the error that passes.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="A folder for compare.csv, compare.xlsx and compare.html.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="The first divergence as JSON.")] = False,
 ) -> None:
     """Say where two runs or dumps begin to differ. Exit status: 0 equal, 1 different, 2 neither."""
+    written: list[str] = []
     try:
         steps, ranks = Selection.parse(step, "--step"), Selection.parse(rank, "--rank")
         options = Options(_ranks(map_ranks), _names(map_names), fuzzy, equal_nan)
-        result = compared(
-            open_side(a, steps, ranks),
-            open_side(b, steps, ranks if map_ranks is None else Selection()),
-            options,
-        )
-    except (AnalysisError, ValueError, OSError) as error:
+        allowed = _numbers(tolerances)
+        other = open_side(b, steps, ranks if map_ranks is None else Selection())
+        with _progress(json) as progress:
+            result = compared(open_side(a, steps, ranks), other, options, progress)
+        if output is not None:
+            written = write_reports(result, output, allowed)
+    except (AnalysisError, ValueError, OSError, yaml.YAMLError) as error:
         fail(str(error))
     if json:
         typer.echo(jsonlib.dumps(document(result), indent=2))
     else:
         show_comparison(Console(markup=False, emoji=False, highlight=False), result)
+        for line in written:
+            typer.echo(line)
     raise typer.Exit(0 if result.first is None else 1)
 
 
 def document(result: Comparison) -> dict[str, Any]:
     """What `--json` prints."""
     return {"first": None if result.first is None else result.first.document()}
+
+
+def _progress(quiet: bool) -> Progress:
+    """On standard error, and only where somebody looks."""
+    console = Console(stderr=True)
+    return Progress(console=console, disable=quiet or not console.is_terminal, transient=True)
+
+
+def _numbers(path: Path | None) -> dict[str, float]:
+    if path is None:
+        return {}
+    content = yaml.safe_load(path.read_text())
+    if not isinstance(content, dict) or not all(
+        isinstance(value, int | float) for value in content.values()
+    ):
+        raise ValueError(f"--tolerances {path}: expected a mapping of patterns to numbers")
+    return {str(key): float(value) for key, value in content.items()}
 
 
 def _ranks(text: str | None) -> dict[int, int] | None:
