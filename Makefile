@@ -53,7 +53,7 @@ demo: $(STAMP)  ## two ranks train, a collector watches, a query finds where the
 	$(BIN)/python deploy/demo/run.py
 
 bench: $(STAMP)  ## cost beside msProbe: make bench PEER=/path/to/its/python
-	$(BIN)/python deploy/bench/compare.py $(if $(PEER),--peer $(PEER)) $(if $(CASES),--cases "$(CASES)")
+	$(BIN)/python deploy/bench/compare.py $(if $(PEER),--peer $(PEER)) $(if $(CASES),--cases "$(CASES)") $(if $(PAGE),--page $(PAGE))
 	$(BIN)/python deploy/bench/tensors.py
 
 proto: $(STAMP)  ## write the Python of the contract again

@@ -21,6 +21,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import page
+
 CASES = {
     "tiny L1": ["--workload", "tiny", "--level", "L1", "--steps", "20"],
     "tiny mix": ["--workload", "tiny", "--level", "mix", "--steps", "20"],
@@ -75,9 +77,11 @@ def main() -> None:
     parser.add_argument("--peer", default="", help="python with mindstudio-probe")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cases", default=",".join(CASES), help="comma-separated")
+    parser.add_argument("--page", type=Path, help="write a page and its picture, too")
     options = parser.parse_args()
     print("| case | loop ms | all ms | idle | MB | loop / msProbe | all / msProbe | MB / msProbe |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |", flush=True)
+    rows = {}
     for case in options.cases.split(","):
         base, ours, peers = [], [], []
         for _ in range(options.rounds):
@@ -85,17 +89,15 @@ def main() -> None:
             ours.append(run(sys.executable, "rankscope.agent", CASES[case]))
             if options.peer:
                 peers.append(run(options.peer, "msprobe.pytorch", CASES[case]))
-        own = median(ours, base)
-        cells = [f"{own[k]:.1f}" for k in ("loop", "all")] + [
-            f"{own['idle']:.2f}",
-            f"{own['MB']:.1f}",
-        ]
-        if peers:
-            peer = median(peers, base)
-            cells += [f"{own[k] / peer[k]:.3f}" for k in ("loop", "all", "MB")]
-        else:
-            cells += ["", "", ""]
+        own, peer = median(ours, base), median(peers, base) if peers else None
+        rows[case] = own, peer
+        cells = [f"{own[k]:.1f}" for k in ("loop", "all")]
+        cells += [f"{own['idle']:.2f}", f"{own['MB']:.1f}"]
+        keys = ("loop", "all", "MB")
+        cells += [f"{own[k] / peer[k]:.3f}" for k in keys] if peer else [""] * 3
         print(f"| {case} | {' | '.join(cells)} |", flush=True)
+    if options.page:
+        page.write(options.page, rows, options.rounds)
 
 
 if __name__ == "__main__":
