@@ -5,12 +5,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.complete
 TORCH := torch==2.13.0
+TOOLS := .venv-tools
 PEER_VENV := .venv-peer
 PEER_BIN := $(PEER_VENV)/bin
 PEER_STAMP := $(PEER_VENV)/.complete
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-models check soak demo bench proto
+.PHONY: help venv test test-models check soak demo bench proto docs lint-deploy matrix
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 13
@@ -58,3 +59,19 @@ bench: $(STAMP)  ## cost beside msProbe: make bench PEER=/path/to/its/python
 
 proto: $(STAMP)  ## write the Python of the contract again
 	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto --grpc_python_out=proto rankscope/v1/collector.proto
+
+# Of the tools alone: nothing of rankscope is imported.
+$(TOOLS)/.complete: pyproject.toml
+	$(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/python -m pip install --upgrade 'pip>=25.1'
+	$(TOOLS)/bin/python -m pip install --group docs --group lint-deploy build
+	@touch $@
+
+docs: $(TOOLS)/.complete  ## the documentation as a site in site/, strictly
+	$(TOOLS)/bin/mkdocs build --strict
+
+lint-deploy: $(TOOLS)/.complete  ## every file in deploy/ by its own linter
+	$(TOOLS)/bin/python deploy/lint.py --all
+
+matrix: $(TOOLS)/.complete  ## install under each Python and protobuf, and try it
+	$(TOOLS)/bin/python deploy/matrix.py
