@@ -27,6 +27,9 @@ from rankscope.v1 import collector_pb2 as pb
 
 _Tensor = torch.Tensor
 _Parameter = torch.nn.Parameter
+#: Outlines, or texts, that are kept; about 300 bytes each.
+MOST_KNOWN = 1 << 15
+
 _MAX_DEPTH = 400
 _SCALARS = encoding.SCALARS
 _EMPTY_MAPPING = (dict, ())
@@ -46,6 +49,12 @@ class Outlines:
         self._ids: dict[tuple[Any, ...], int] = {}
         self._scalar_ids: dict[tuple[type, Any], int] = {}
         self._text_ids: dict[str, int] = {}
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much is known that it is time to begin anew: a job whose shapes or numbers
+        never repeat must not fill its memory."""
+        return len(self.payloads) > MOST_KNOWN or len(self.texts) > MOST_KNOWN
 
     def scan(self, parts: Parts, part: str, tensors: list[TensorEntry], values: list[int]) -> int:
         """Outline id of an event's fields; its tensors and one value id a leaf are appended.
