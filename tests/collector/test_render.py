@@ -328,6 +328,32 @@ def test_only_forward_calls_have_stacks(rows):
     assert stacks["1"] == [["Torch.g.0.forward"], FRAMES[7]]
 
 
+def test_a_function_that_raised_has_a_stack(rows):
+    """Its record has the input and no place in the call tree."""
+    events = rows.Events()
+    events.data("Torch.f.0.forward", "input", {"input_args": []}, stack=7)
+    events.data("Torch.f.1.forward", "input", {"input_args": []}, stack=7)
+    events.data("Torch.f.1.forward", "output", {"output": []}, stack=7)
+    documents = rendered(events)
+    (group,) = json.loads(documents["stack.json"]).values()
+    assert group == [["Torch.f.0.forward", "Torch.f.1.forward"], FRAMES[7]]
+    assert list(json.loads(documents["construct.json"])) == ["Torch.f.1.forward"]
+
+
+def test_a_backward_stands_below_one_that_is_there(rows):
+    """Of modules that ran again for a checkpoint, some never get a gradient."""
+    events = rows.Events()
+    module, back = {"kind": "module"}, {"direction": "backward"}
+    events.node("Module.a.A.forward.1", **module)
+    events.node("Module.a.b.B.forward.1", parent="Module.a.A.forward.1", **module)
+    events.node("Torch.f.0.backward", parent="Module.a.b.B.backward.1", **back)
+    events.node("Module.a.A.backward.1", **module, **back)
+    events.node("Torch.g.0.backward", parent="Module.none.N.backward.0", **back)
+    tree = json.loads(rendered(events)["construct.json"])
+    assert tree["Torch.f.0.backward"] == "Module.a.A.backward.1"
+    assert tree["Torch.g.0.backward"] is None
+
+
 def test_deep_nesting(rows):
     structure = 0
     for _ in range(400):

@@ -23,7 +23,7 @@ def row(runs, case, level):
         runs.get(case, "msprobe", level),
     )
     results = sum(map(len, bare.bits.values()))
-    cells = [case, level, "", "", "", changed(ours, bare), results]
+    cells = [case, level, "", "", "", f"{changed(ours, bare)} of {results}"]
     if theirs.status:
         return [*cells, f"ends with status {theirs.status}"]
     report = compare(theirs.dump, ours.dump, RULES, changed=bool(theirs.changed(bare)))

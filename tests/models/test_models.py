@@ -9,7 +9,7 @@ import json
 import model_runs
 import peer
 import pytest
-from model_runs import CASES, LEVELS
+from model_runs import ALONE, CASES, LEVELS
 from peer_rules import RULES
 from peerdiff import compare
 
@@ -30,7 +30,13 @@ def marks(case, level):
         yield pytest.mark.soak
 
 
-ALL = [pytest.param(case, level, marks=[*marks(case, level)]) for case in CASES for level in LEVELS]
+def parameters(cases):
+    return [
+        pytest.param(case, level, marks=[*marks(case, level)]) for case in cases for level in LEVELS
+    ]
+
+
+ALL = parameters([*CASES, *ALONE])
 
 
 def strict(path):
@@ -54,7 +60,7 @@ def test_every_record_is_there_and_in_its_place(runs, case, level):
     assert "recording failed" not in recorded.output
     folders = sorted(recorded.dump.glob("step*/*"))
     steps = len(list(recorded.dump.glob("step*")))
-    assert len(folders) == steps * model_runs.RANKS.get(case, 1) >= 2
+    assert len(folders) == steps * model_runs.RANKS.get(case, 1) > 0
     for folder in folders:
         data = strict(folder / "dump.json")["data"]
         tree = strict(folder / "construct.json")
@@ -62,12 +68,14 @@ def test_every_record_is_there_and_in_its_place(runs, case, level):
         assert data
         assert {n for names, _ in stacks for n in names} == {n for n in data if ".forward" in n}
         if level != "L1":
-            assert {n for n in data if ".parameters_grad." not in n} <= tree.keys()
+            # A recomputation that stops inside a function leaves its record without output.
+            stopped = {n for n, record in data.items() if list(record)[-1:] == ["input_kwargs"]}
+            assert {n for n in data if ".parameters_grad." not in n} - stopped <= tree.keys()
             assert set(tree.values()) - tree.keys() <= {None}
 
 
 @pytest.mark.skipif(peer.COMMAND is None, reason="needs msProbe: MSPROBE, or make test-models")
-@pytest.mark.parametrize(("case", "level"), ALL)
+@pytest.mark.parametrize(("case", "level"), parameters(CASES))
 def test_equals_msprobe(runs, case, level):
     bare, ours, theirs = (
         runs.bare(case),

@@ -12,11 +12,13 @@ import hashlib
 import importlib
 import json
 import os
+import random
 import sys
 import warnings
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy
 import torch
 
 CASES = Path(__file__).parent.parent / "models"
@@ -82,6 +84,8 @@ def run(case, tool, bits, config):
     if tool in TOOLS:
         debugger = importlib.import_module(TOOLS[tool]).PrecisionDebugger(config_path=config)
     watch = Watch(debugger)
+    random.seed(7)
+    numpy.random.seed(7)
     torch.manual_seed(7)
     function(watch)
     watch.keep(random=torch.random.get_rng_state())

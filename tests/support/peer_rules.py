@@ -165,15 +165,28 @@ def _below_dispatcher(row, context):
     if row.kind != "record" or row.ours != MISSING:
         return False
     frames = context.peer.frames.get(_forward(row.record), ())
-    return any("torch/_ops.py" in frame or "torch/_subclasses" in frame for frame in frames)
+    below = ("torch/_ops.py", "torch/_subclasses/", "torch/distributed/tensor/_dispatch.py")
+    return any(place in frame for frame in frames for place in below)
 
 
 def _recomputed(row, context):
     """msProbe goes silent when a recomputation stops early inside a function that it watches."""
-    if row.kind != "record" or row.peer != MISSING:
-        return False
-    frames = context.ours.frames.get(_forward(row.record), ())
-    return any("torch/utils/checkpoint.py" in frame for frame in frames)
+    return row.kind == "record" and row.peer == MISSING and row.record in _after_stop(context)
+
+
+@functools.cache
+def _after_stop(context):
+    """Our records of functions from the first one on that was stopped under both."""
+    data = context.ours.data
+    stopped = [
+        index
+        for index, name in enumerate(data)
+        if list(data[name])
+        == list(context.peer.data.get(name, ()))
+        == ["input_args", "input_kwargs"]
+    ]
+    later = list(data)[min(stopped) :] if stopped else []
+    return {name for name in later if not name.startswith("Module.")}
 
 
 def _unused(row, context):
@@ -208,6 +221,7 @@ def _module_order(record, context):
 
 
 RULES = [
+    Rule("bits", _other_bits),
     Rule("signature", lambda row, c: _other_signature(c), lambda record, c: _other_signature(c)),
     Rule("keyword tensors", _keyword_gradient, _has_keyword_tensors),
     Rule("given twice", _given_twice),
@@ -220,5 +234,4 @@ RULES = [
     Rule("unused", _unused),
     Rule("several outputs", lambda row, context: False, _module_order),
     Rule("own parameters", lambda row, context: False, _own_parameters),
-    Rule("bits", _other_bits),
 ]

@@ -178,15 +178,28 @@ def _construct(events: Sequence[_Event], level: str) -> dict[str, str | None]:
     for event in events:
         if event.takes_place:
             tree.setdefault(event.record, event.parent)
-    return tree
+    return {record: _standing(tree, parent) for record, parent in tree.items()}
+
+
+def _standing(tree: Mapping[str, str | None], parent: str | None) -> str | None:
+    """The nearest enclosing backward record that is there: a module that was run again for a
+    checkpoint awaits gradients that may never come.
+    """
+    while parent is not None and ".backward." in parent and parent not in tree:
+        enclosing = tree.get(parent.replace(".backward.", ".forward."))
+        parent = enclosing and enclosing.replace(".forward.", ".backward.")
+    return parent
 
 
 def _stacks(events: Sequence[_Event], stacks: Mapping[int, Sequence[str]]) -> dict[str, Any]:
     """Names of forward records by stack, numbered in the order in which stacks first appear."""
     groups: dict[int, dict[str, None]] = {}
-    for event in events:
-        called = event.kind in ("api", "module") and event.direction == "forward"
-        if event.takes_place and called and event.stack:
+    calls = [e for e in events if e.kind in ("api", "module") and e.direction == "forward"]
+    complete = {event.record for event in calls if event.takes_place}
+    for event in calls:
+        # A function that raised has its input and nothing else.
+        interrupted = event.kind == "api" and event.record not in complete
+        if event.stack and (event.takes_place or interrupted):
             groups.setdefault(event.stack, {})[event.record] = None
     return {
         str(number): [list(names), list(stacks.get(stack, NO_FRAMES))]
