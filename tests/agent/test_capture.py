@@ -11,7 +11,7 @@ import torch
 from blake3 import blake3
 
 from rankscope.agent.capture import Capture
-from rankscope.agent.capture.memory import Memory
+from rankscope.agent.capture.memory import Memory, room_for
 from rankscope.agent.recorder import API, FORWARD, INPUT, SAVE, Recorder
 from rankscope.agent.transport.disk_spool import DiskSpool
 from rankscope.agent.transport.tensor_files import HEAD_BYTES, LARGE_BYTES, TensorReader
@@ -284,6 +284,71 @@ def test_a_tensor_larger_than_the_memory_goes_alone(setup):
     assert one.capture.memory.used == 0
 
 
+def test_an_event_is_laid_where_all_of_it_fits(setup):
+    # What lies before the held copy is free again, and has room for two of the three.
+    one, held = setup(), torch.ones(16 << 10)
+    finish = one.capture.finish
+
+    def recorded_meanwhile(batch, leaves):
+        one.event(held)
+        finish(batch, leaves)
+
+    one.event(torch.zeros(16 << 10))
+    one.capture.finish = recorded_meanwhile
+    one.taken()
+    one.capture.finish = finish
+    output, weight, bias = (torch.full((7 << 10,), float(i)) for i in range(2, 5))
+    one.event(output, weight, bias)
+    contents, batch = one.taken()
+    assert contents == [expected(tensor) for tensor in (held, output, weight, bias)]
+    assert not batch.drops
+
+
+def test_an_event_larger_than_the_memory_is_kept_whole(setup):
+    one = setup(memory=MIB)
+    tensors = [torch.full((MIB // 8,), float(i)) for i in range(4)]
+    for step in range(2):
+        tensors = [tensor + 10 for tensor in tensors]
+        one.event(torch.full((10,), float(step)), *tensors, step=step)
+        contents, batch = one.taken()
+        assert contents[1:] == [expected(tensor) for tensor in tensors]
+        assert not batch.drops
+        assert one.capture.memory.used == 0
+
+
+def test_threads_do_not_take_each_other_s_room(setup):
+    one = setup(memory=2 * MIB, wait=30.0)
+    batches, done = [], threading.Event()
+
+    def write():
+        while not done.is_set() or one.recorder.pending_bytes:
+            if (batch := one.recorder.take()) is not None:
+                batches.append(batch)
+            time.sleep(0.0005)
+
+    def record(first):
+        for i in range(10):
+            one.event(*(torch.full((MIB // 8,), float(first + 3 * i + j)) for j in range(3)))
+
+    threads = [threading.Thread(target=record, args=(1000 * i,)) for i in range(3)]
+    writer = threading.Thread(target=write)
+    for thread in (writer, *threads):
+        thread.start()
+    for thread in threads:
+        thread.join()
+    done.set()
+    writer.join()
+    assert sum(len(batch.blobs) for batch in batches) == 90
+    assert not any(batch.drops for batch in batches)
+
+
+def test_inside_vmap_room_is_made_for_the_whole_batch(setup):
+    one = setup(memory=MIB)
+    batch = torch.arange(MIB // 2, dtype=torch.int32).reshape(8, -1)
+    torch.vmap(lambda row: (one.event(row, row + 1), row)[1])(batch)
+    assert one.taken()[0] == [expected(batch), expected(batch + 1)]
+
+
 def test_a_full_spool_leaves_out_and_takes_again_when_there_is_room(setup):
     one = setup(limit=5 * MIB)
     tensors = [torch.full((2 * MIB // 4,), float(i)) for i in range(4)]
@@ -445,6 +510,25 @@ def test_what_was_written_long_ago_is_written_again(setup, monkeypatch):
         contents, batch = one.taken()
         assert contents == [expected(x)]
         assert len(batch.blobs) == brought, seconds
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_room_that_was_found_for_an_event_is_enough_for_all_of_it(seed):
+    rng, memory, held = np.random.default_rng(seed), Memory(4096), []
+    whole = 0
+    for _ in range(2000):
+        sizes = rng.integers(1, 700, int(rng.integers(1, 5))).tolist()
+        ahead = sum(map(room_for, sizes))
+        if memory.has_room(ahead):
+            whole += 1
+            for size in sizes:
+                region = memory.take(size, ahead)
+                assert region is not None
+                held.append(region)
+                ahead -= room_for(size)
+        while held and rng.random() < 0.6:
+            memory.give_back(held.pop(0))
+    assert whole > 500
 
 
 def test_a_ring_stays_small_while_copies_are_given_back():

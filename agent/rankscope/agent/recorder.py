@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rankscope.agent.capture import Capture
+from rankscope.agent.capture import Capture, room_of
 from rankscope.agent.objects import Objects
 from rankscope.agent.outline import Outlines, Parts, TensorEntry
 from rankscope.agent.stacks import StackTable
@@ -108,20 +108,26 @@ class Recorder:
             values: list[int] = []
             part = _PARTS.get(kind, "")
             outline = self.outlines.scan(parts, part, tensors, values)
-        capture, captured = self.capture, False
+        capture, captured, needed = self.capture, False, 0
         if capture is not None and outline:
             captured = kind == SAVE or capture.wants(name, self.names[name])
             if captured:
-                capture.make_room(tensors)
-        with self.lock:
-            if outline:
-                if tensors:
-                    self._statistics.add_all(tensors)
-                self._values.extend(values)
-                if capture is not None:
-                    capture.add(step, tensors, captured)
-            self._events.extend((step, name, what, kind, direction, outline, parent, stack))
-            self._times.append(_now())
+                needed = room_of(tensors)
+        while True:
+            if capture is not None and needed:
+                capture.make_room(needed)
+            with self.lock:
+                if capture is not None and needed and capture.lacks_room(needed):
+                    continue  # another thread was faster
+                if outline:
+                    if tensors:
+                        self._statistics.add_all(tensors)
+                    self._values.extend(values)
+                    if capture is not None:
+                        capture.add(step, tensors, captured)
+                self._events.extend((step, name, what, kind, direction, outline, parent, stack))
+                self._times.append(_now())
+            break
         if self._after:
             self._run_deferred()
 

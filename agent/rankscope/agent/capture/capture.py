@@ -24,8 +24,8 @@ from rankscope.v1 import collector_pb2 as pb
 
 from .blob import Blob, bytes_at, digest
 from .device import DeviceCopies
-from .memory import Memory, copy, is_equal
-from .values import dense, is_dense, is_unsupported, source_of
+from .memory import Memory, copy, is_equal, room_for
+from .values import dense, is_dense, is_unsupported, is_wrapped, source_of, unwrapped
 
 _MOST_REMEMBERED = 200_000
 _GROUP_BYTES = 16 << 20
@@ -74,6 +74,8 @@ class Capture:
         self._wanted: dict[int, bool] = {}
         self._patience = patience_seconds
         self._stuck_since = -1  # count of frees when waiting was given up
+        self._ahead = 0  # room that the rest of the event at hand needs
+        self._alone = False  # it is larger than the memory, and nothing else is held
         self._leaves: list[Blob | None] = []
         self._seen: OrderedDict[tuple[Any, ...], Blob] = OrderedDict()
         self._by_digest: OrderedDict[bytes, Blob] = OrderedDict()
@@ -91,9 +93,8 @@ class Capture:
             wanted = self._wanted[name] = self._wants(text)
         return wanted
 
-    def make_room(self, leaves: Iterable[Leaf]) -> None:
-        """Wait until an event's tensors fit into memory."""
-        needed = sum(_size_of(leaf) for leaf in leaves)
+    def make_room(self, needed: int) -> None:
+        """Wait until an event that needs so much (see `room_of`) fits into memory."""
         memory = self.memory
         if memory.used > min(_WAKE_BYTES, memory.limit // _WAKE_SHARE):
             self.wake()
@@ -103,14 +104,22 @@ class Capture:
         if not memory.wait(needed, self._patience):
             self._stuck_since = memory.freed_count
 
+    def lacks_room(self, needed: int) -> bool:
+        """Whether another thread has taken what `make_room` found, and waiting makes sense."""
+        memory = self.memory
+        return self._stuck_since != memory.freed_count and not memory.has_room(needed)
+
     def add(self, step: int, leaves: Sequence[Leaf], wanted: bool) -> None:
         """Keep the values that an event's tensors have now, if that is `wanted`."""
         if not wanted:
             self._leaves.extend([None] * len(leaves))
             return
+        self._ahead = room_of(leaves)
+        self._alone = self._ahead > self.memory.limit and not self.memory.used
         with unseen():
             for leaf in leaves:
                 self._leaves.append(self._keep(step, leaf))
+                self._ahead -= room_for(_size_of(leaf))
 
     def _keep(self, step: int, leaf: Leaf) -> Blob | None:
         try:
@@ -138,7 +147,7 @@ class Capture:
         if known is not None and known.is_fresh and self._is_equal(known, address):
             return known
         self._admit(size)
-        region = self.memory.take(size)
+        region = self.memory.take(size, self._ahead, self._alone)
         if region is None:
             return None
         self._captured_bytes += size
@@ -311,11 +320,18 @@ class _Steps:
         return self._of_tensor[index]
 
 
+def room_of(leaves: Iterable[Leaf]) -> int:
+    """What an event's tensors take of the memory at most."""
+    return sum(room_for(_size_of(leaf)) for leaf in leaves)
+
+
 def _size_of(leaf: Leaf) -> int:
     tensor = leaf.data if isinstance(leaf, Description) else leaf
     if tensor is None:
         return 0
     try:
+        while is_wrapped(tensor):  # what is kept is the whole batch
+            tensor = unwrapped(tensor)
         return tensor.numel() * tensor.element_size()
     except Exception:  # symbolic sizes, exotic subclasses: `add` will find out
         return 0

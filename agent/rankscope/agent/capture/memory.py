@@ -38,6 +38,11 @@ def is_equal(one: int, other: int, size: int) -> bool:
     return not (_held if size < _BRIEF_BYTES else _released).memcmp(one, other, size)
 
 
+def room_for(size: int) -> int:
+    """What a tensor takes of the ring."""
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
 @dataclass(eq=False)
 class Region:
     """Memory that is held. `address` is valid until it is given back."""
@@ -50,7 +55,7 @@ class Region:
 
 
 class Memory:
-    """At most `limit_bytes`, but for one tensor larger than that at a time. Any thread may call."""
+    """At most `limit_bytes`, but for one event larger than that at a time. Any thread may call."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit = limit_bytes
@@ -64,10 +69,17 @@ class Memory:
         self._outside = 0
         self._changed = threading.Condition(threading.Lock())
 
-    def take(self, size: int) -> Region | None:
-        """Memory for so many bytes, or None when there is none now."""
+    def take(self, size: int, ahead: int = 0, alone: bool = False) -> Region | None:
+        """Memory for so many bytes, or None when there is none now.
+
+        `ahead` is the room (see `room_for`) that this tensor and those that follow it in its event
+        need together: they are laid where all of them fit. `alone`: the event is larger than the
+        limit and has the memory to itself.
+        """
         with self._changed:
-            start = self._find(size)
+            start = -1 if alone else self._find(max(ahead, size))
+            if start < 0 and not alone:
+                start = self._find(size)
             if start >= 0:
                 if self._ring is None:
                     self._open()
@@ -75,7 +87,7 @@ class Memory:
                 view = self._view[start : start + size]
                 region = Region(self._base + start, view, size, start)
                 self._regions.append(region)
-            elif size > self.limit and not self._outside:
+            elif alone or (size > self.limit and not self._outside):
                 buffer = np.empty(size, np.uint8)
                 region = Region(buffer.ctypes.data, buffer.data, size)
                 self._outside += size
@@ -121,7 +133,7 @@ class Memory:
             return True
 
     def has_room(self, size: int) -> bool:
-        """Whether `take` would succeed now; for sizes above the limit, once nothing is held."""
+        """Whether so much can be taken now; for sizes above the limit, once nothing is held."""
         with self._changed:
             return self._has_room(size)
 
@@ -135,7 +147,7 @@ class Memory:
         if not self._regions:
             return 0
         first, last = self._regions[0].start, self._regions[-1]
-        end = -(-(last.start + last.size) // _ALIGNMENT) * _ALIGNMENT
+        end = room_for(last.start + last.size)
         if last.start < first:
             return end if end + size <= first else -1
         if end + size > self._touched and size <= first:

@@ -11,7 +11,8 @@ from rankscope.agent.statistics.device import is_capturing
 from rankscope.agent.statistics.memory import LOWEST_ADDRESS, has_memory
 from rankscope.agent.statistics.special import values_of
 
-_functorch = torch._C._functorch
+is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+unwrapped = torch._C._functorch.get_unwrapped
 _WAITING = "torch.distributed._functional_collectives.AsyncCollectiveTensor"
 
 
@@ -21,8 +22,8 @@ def source_of(entry: torch.Tensor | Description) -> torch.Tensor | None:
         if entry.data is None or entry.type == _WAITING:
             return None
         entry = entry.data
-    while _functorch.is_functorch_wrapped_tensor(entry):
-        entry = _functorch.get_unwrapped(entry)
+    while is_wrapped(entry):
+        entry = unwrapped(entry)
     if entry.is_meta or entry.numel() == 0 or entry.is_quantized:
         return None
     if entry.layout is not torch.strided or torch._is_functional_tensor(entry):
