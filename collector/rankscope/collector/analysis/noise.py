@@ -58,7 +58,7 @@ def measure(figures: Figures, rows: FlowRows, same_setup: bool) -> Noise:
     if same_setup:
         deterministic = not (unequal >= 3 and equal < 4 * unequal)
     else:
-        deterministic = unequal == 0
+        deterministic = unequal == 0 and equal > 0
     deterministic &= not precision
     exact = np.where(epsilon == EPSILON["torch.float64"], SAME, EXACT_FLOOR)
     exact = np.where(floating | ~figures.is_tensor, exact, 0.0)

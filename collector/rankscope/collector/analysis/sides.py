@@ -122,6 +122,16 @@ def run_side(run: Run, steps: Selection = ALL, ranks: Selection = ALL) -> Side:
     )  # fmt: skip
 
 
+def of_table(
+    table: pa.Table,
+    task: str = "statistics",
+    summary_mode: str = "statistics",
+    processes: Mapping[int, Mapping[str, Any]] | None = None,
+) -> Side:
+    """A side of rows in memory: the columns of `records`, and `place`."""
+    return Side(Path("memory"), sort(_complete(table)), task, summary_mode, {}, processes or {})
+
+
 def sort(table: pa.Table) -> pa.Table:
     """Rows by step, place and the order in which they were seen."""
     keys = [table[name].to_numpy() for name in ("leaf", "seq", "place", "step")]
