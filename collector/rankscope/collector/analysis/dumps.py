@@ -120,6 +120,8 @@ def kind_of(record: str) -> tuple[str, str | None]:
 
 def number(value: Any) -> float | None:
     """A statistic of dump.json as a number: strings such as "nan" count."""
+    if type(value) is float:  # nearly all are
+        return value
     if value is None or isinstance(value, list | dict):
         return None
     try:
@@ -245,7 +247,8 @@ def _tensor(value: Mapping[str, Any], kind: str) -> tuple[Any, ...]:
     if norm is not None and not shape:
         norm = abs(norm)
     nan = None if high is None else int(high != high)
-    more = {k: v for k, v in value.items() if k not in _HEAD}
+    known = len(_STATISTICS) + 4 + ("data_name" in value) + ("md5" in value)
+    more = {k: v for k, v in value.items() if k not in _HEAD} if len(value) > known else None
     checksum = get("md5")
     return (
         "tensor", kind, value["dtype"], shape, get("requires_grad"), high, low, mean, norm,
