@@ -6,6 +6,7 @@ have 2i, its outputs 2i+1. Gradients of a module's parameters stand before its b
 although they follow from it, so that record's place is moved before theirs.
 """
 
+import gc
 import json
 import re
 import zlib
@@ -82,10 +83,16 @@ def read(found: Sequence[Found]) -> Read:
     """All the dumps; ValueError names a file that cannot be read."""
     rows = _Rows()
     task = level = ""
-    for one in found:
-        document = load(next(one.folder / n for n in DOCUMENTS if (one.folder / n).exists()))
-        task, level = document.get("task", "statistics"), document.get("level", "")
-        rows.add(one, document["data"])
+    collecting = gc.isenabled()
+    gc.disable()  # of so many new objects none is part of a cycle
+    try:
+        for one in found:
+            document = load(next(one.folder / n for n in DOCUMENTS if (one.folder / n).exists()))
+            task, level = document.get("task", "statistics"), document.get("level", "")
+            rows.add(one, document["data"])
+    finally:
+        if collecting:
+            gc.enable()
     mode = "statistics"
     if any(c is not None for c in rows.columns["checksum"]):
         mode = "md5" if any(m is not None for m in rows.columns["max"]) else "xor"
