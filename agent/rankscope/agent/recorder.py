@@ -106,8 +106,8 @@ class Recorder:
         if parts:
             tensors: list[TensorEntry] = []
             values: list[int] = []
-            part = _PARTS.get(kind, "")
-            outline = self.outlines.scan(parts, part, tensors, values)
+            part, outlines = _PARTS.get(kind, ""), self.outlines
+            outline = outlines.scan(parts, part, tensors, values)
         capture, captured, needed = self.capture, False, 0
         if capture is not None and outline:
             captured = kind == SAVE or capture.wants(name, self.names[name])
@@ -120,6 +120,9 @@ class Recorder:
                 if capture is not None and needed and capture.lacks_room(needed):
                     continue  # another thread was faster
                 if outline:
+                    if outlines is not self.outlines:  # begun anew since
+                        del tensors[:], values[:]
+                        outline = self.outlines.scan(parts, part, tensors, values)
                     if tensors:
                         self._statistics.add_all(tensors)
                     self._values.extend(values)
@@ -207,8 +210,11 @@ class Recorder:
             first, self._first_event = self._first_event, self._first_event + len(times)
             self._events, self._times, self._values = array("q"), array("d"), array("q")
             self._control = pb.Batch()
+            outlines = self.outlines
+            if outlines.is_full:
+                self.outlines = Outlines()
         if times:
-            self._encode(control, first, events, times, values, pending)
+            self._encode(control, outlines, first, events, times, values, pending)
             if self.capture is not None:
                 self.capture.finish(control, captured)
         return control
@@ -235,6 +241,7 @@ class Recorder:
     def _encode(
         self,
         batch: pb.Batch,
+        known: Outlines,
         first: int,
         events: array[int],
         times: array[float],
@@ -249,10 +256,10 @@ class Recorder:
         names, (name_index, parent_index) = _localize((name, parent))
         columns.names.extend(self.names[i] for i in names)
         outlines, (outline_index,) = _localize((outline,))
-        columns.outlines.extend(self.outlines.payloads[i] for i in outlines)
+        columns.outlines.extend(known.payloads[i] for i in outlines)
         value_ids = np.frombuffer(values, dtype=np.int64)
         texts, (value_index,) = _localize((value_ids,))
-        columns.values.extend(self.outlines.texts[i] for i in texts)
+        columns.values.extend(known.texts[i] for i in texts)
 
         columns.event_step = _bytes(step, "<i8")
         columns.event_name = _bytes(name_index - 1, "<u4")
