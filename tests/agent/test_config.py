@@ -191,6 +191,26 @@ def test_bad_value_is_named(
     assert allowed in message.partition("allowed: ")[2]
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"path": None}, "path: null is no folder"),
+        ({"path": "/no/such"}, "path: '/no/such' is no folder"),
+        ({"modules": []}, "modules: [] is no list"),
+        ({"modules": ["Module.a.Linear"]}, "modules: 'Module.a.Linear' is no"),
+        ({"dump_after_load": 1}, "dump_after_load: 1 is not true or false"),
+        ({"step": 1}, "step: not a list"),
+        ({"rank": ["b"]}, "rank: 'b' is neither a number nor a range"),
+    ],
+)
+def test_bad_load_says_what(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    good = {"path": str(tmp_path), "modules": ["Module.a.Linear.forward.0"]}
+    assert load(tmp_path, {"load": good}).replacing is not None
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, {"load": {**good, **change}})
+    assert f"is not allowed ({said}" in str(caught.value)
+
+
 def test_every_key_has_bad_values_here() -> None:
     tried = {(section, key) for section, key, _, _ in BAD}
     wanted = {("", key.name) for key in KEYS} | {("rankscope", key.name) for key in SETTINGS}

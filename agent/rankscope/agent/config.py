@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.agent.errors import ConfigError
+from rankscope.agent.load import Load
 from rankscope.agent.settings import KEYS, SECTION_KEYS, SETTINGS, Key, mapping, show
 
 
@@ -47,6 +48,8 @@ class Config:
     """None: the file is not watched."""
     custom_op_namespaces: tuple[str, ...]
     """Namespaces of torch.ops whose operators are watched."""
+    replacing: Load | None
+    """What modules are given in place of their inputs (key "load")."""
     slices: tuple[Mapping[str, int], ...]
     """How tensors are cut before they are measured: {dim, begin, end, size}; size is optional."""
 
@@ -125,6 +128,7 @@ class Config:
             "dump_path": _absolute(values["dump_path"], "dump_path"),
             "spool_path": None if spool_path is None else _absolute(spool_path, "spool_path"),
             "slices": values["slice"],
+            "replacing": values["load"],
             "apis": _existing(values["apis"], "rankscope.apis"),
             "ignore": _existing(values["ignore"], "rankscope.ignore"),
             "custom_wrap_ops": _custom_wrap_ops(values["custom_wrap_ops"]),

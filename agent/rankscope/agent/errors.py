@@ -6,7 +6,8 @@
     |-- UsageError (RuntimeError)     the author of the script: a call at the wrong moment, no model
     `-- SpoolError (OSError)          whoever runs the machine: the spool's folder cannot be used
 
-Only the first three reach a script, and only from the constructor and the debugger's own methods.
+Only the first three reach a script, and only from the constructor and the debugger's own methods
+(and from a module whose inputs cannot be loaded as "load" asks).
 Whatever fails while the model runs is logged once and counted; it never travels through the user's
 torch call.
 """

@@ -22,13 +22,14 @@ from rankscope.agent.config import Config
 from rankscope.agent.config_watch import ConfigWatch
 from rankscope.agent.connection import Connection
 from rankscope.agent.errors import UsageError
+from rankscope.agent.load import Loader
 from rankscope.agent.log import log
 from rankscope.agent.objects import Objects
 from rankscope.agent.recorder import Recorder, StepCost
 from rankscope.agent.session import Session
 from rankscope.agent.statistics import Wanted
 from rankscope.agent.taps import Taps
-from rankscope.agent.taps.modules import Model
+from rankscope.agent.taps.modules import Model, named_modules
 from rankscope.agent.taps.saves import Saves, is_savable
 from rankscope.agent.taps.tokens import TokenRange, check_token_range
 from rankscope.agent.taps.wrappers import CustomApis
@@ -68,6 +69,9 @@ class Recording:
         self._ended: float | None = None  # when the step before this one ended
         self._connection = Connection(self._recorder, self._flush_on_signal)
         self._tokens: TokenRange | None = None
+        self._loader: Loader | None = None
+        if config.replacing is not None:
+            self._loader = Loader(config.replacing, lambda: self._session.step, self._rank)
         _recordings.add(self)
 
     @property
@@ -88,7 +92,7 @@ class Recording:
                     raise
                 # The file has changed under a script that was right: it goes on.
                 return self._say_once("error", f"nothing is recorded: {error}")
-            if not self._may_record(rank_id):
+            if not self._load_inputs(model, rank_id) or not self._may_record(rank_id):
                 return
             self._begin()
             self._started = True
@@ -99,6 +103,8 @@ class Recording:
 
     def stop(self) -> None:
         with self._lock, self._counted():
+            if self._loader is not None:
+                self._loader.stop()
             if not self._started:
                 # A stop inside a watched call left the mode for torch to put back.
                 self._taps.stop()
@@ -124,6 +130,8 @@ class Recording:
             if recorded:
                 self._recorder.step_event(session.step, pb.StepEvent.END, cost=cost)
                 self._connection.wake()
+            if self._loader is not None:
+                self._loader.end_step()
             session.clear_step()
             session.step += 1
             if not self._started:
@@ -241,6 +249,26 @@ class Recording:
             self._connection.learn_rank()
         return self._wants_step()
 
+    def _load_inputs(self, model: Model | None, rank_id: int | None) -> bool:
+        """Have inputs replaced, as "load" asks; whether there is to be a recording as well."""
+        load = self._config.replacing
+        if self._loader is None or load is None or self._closed or self._forked:
+            return True
+        self._connection.call_rank(rank_id)
+        self._connection.learn_rank()
+        assert model is not None  # _check_start
+        self._loader.start(named_modules(model))
+        if not load.record:
+            self._say_once(
+                "info",
+                'load replaces inputs and nothing is recorded; "dump_after_load": true records',
+            )
+        return load.record
+
+    def _rank(self) -> int | None:
+        known = self._connection.rank
+        return None if known is None else known.rank
+
     def _watch_model(self, model: Model | None) -> None:
         if model is not None and self._session.watches_modules:
             self._taps.watch(model)
@@ -284,6 +312,8 @@ class Recording:
                 f"start(model={type(model).__name__}): model must be a torch.nn.Module, "
                 "or a list or tuple of them"
             )
+        if model is None and self._config.replacing is not None:
+            raise UsageError("load needs the model: start(model=net)")
         if model is None and self._session.watches_modules:
             raise UsageError(
                 f"start() needs the model at level {self._config.level}: start(model=net)"

@@ -9,9 +9,11 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rankscope.agent.errors import ConfigError, NotAvailableError
+from rankscope.agent.load import Load, is_name
 
 TASKS = (
     "statistics",
@@ -198,6 +200,31 @@ def mapping(value: Any) -> dict[str, Any]:
     return value
 
 
+def load(value: Any) -> Load:
+    given = mapping(value)
+    path, modules, record = given.get("path"), given.get("modules"), given.get("dump_after_load")
+    if not isinstance(path, str) or not Path(path).is_dir():
+        raise ValueError(f"path: {show(path)} is no folder")
+    names = modules if isinstance(modules, list) else []
+    wrong = [name for name in names if not isinstance(name, str) or not is_name(name)]
+    if not names or wrong:
+        shown = show(wrong[0] if wrong else modules)
+        raise ValueError(
+            f"modules: {shown} is no list of Module.{{name}}.{{Class}}.forward.N"
+        )
+    if not isinstance(record, bool | None):
+        raise ValueError(f"dump_after_load: {show(record)} is not true or false")
+    chosen = {}
+    for key in ("step", "rank"):
+        try:
+            chosen[key] = indices([] if given.get(key) is None else given[key])
+        except ValueError as error:
+            raise ValueError(f"{key}: {error}") from None
+    return Load(
+        Path(path).absolute(), frozenset(names), chosen["step"], chosen["rank"], bool(record)
+    )
+
+
 def addresses(value: Any) -> tuple[str, ...]:
     """ "a:1, b:2" or ["a:1", "b:2"] as ("a:1", "b:2")."""
     items = value.split(",") if isinstance(value, str) and value.strip() else value or ()
@@ -252,7 +279,13 @@ KEYS = (
     ),
     Key("dump_enable", None, flag, _FLAG, "switch recording by editing the file"),
     Key("custom_op_namespaces", ["_C_ascend"], texts, _TEXTS, "torch.ops namespaces to watch"),
-    Key("load", None, mapping, "an object", "replace module inputs by those of an earlier dump"),
+    Key(
+        "load",
+        None,
+        load,
+        "an object {path, modules, step, rank, dump_after_load}",
+        "replace module inputs by those of an earlier dump",
+    ),
 )
 
 #: Keys inside the section named after the task: {"task": "statistics", "statistics": {...}}.
@@ -403,7 +436,6 @@ SETTINGS = (
 AVAILABLE: dict[str, tuple[Any, ...]] = {
     "task": ("statistics", "tensor", "structure", "acc_check", "overflow_check", "nan_check"),
     "level": ("L0", "L1", "mix", "debug"),
-    "load": (None,),
     "request_id": (None,),
     "bench_path": (None,),
 }
