@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rankscope.agent.settings import KEYS, SECTION_KEYS, SETTINGS, Key
+from rankscope.collector.cli import COMMANDS
 from rankscope.collector.config import Config
 
 ROOT = Path(__file__).parent.parent
@@ -45,6 +46,24 @@ def test_every_variable_in_the_code_is_documented() -> None:
 def test_links_between_pages_hold(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("key", [*KEYS, *SECTION_KEYS], ids=lambda key: key.name)
+def test_every_key_of_msprobe_is_in_the_page_for_its_users(key: Key) -> None:
+    assert f"| `{key.name}` |" in (DOCS / "from-msprobe.md").read_text()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_its_heading_and_exit_status(command: str) -> None:
+    text = (DOCS / "commands.md").read_text()
+    assert f"\n## rankscope {command}\n" in text
+    assert "\n## Exit status\n" in text
+
+
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    text = (ROOT / "mkdocs.yml").read_text()
+    for page in DOCS.rglob("*.md"):
+        assert f": {page.relative_to(DOCS)}\n" in text, f"{page.name} is not in mkdocs.yml"
 
 
 def test_every_page_is_in_the_index() -> None:

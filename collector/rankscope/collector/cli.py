@@ -6,6 +6,7 @@ command's name (dashes as underscores), in the module named here.
 """
 
 import importlib
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -42,13 +43,35 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "deliver": ("rankscope.agent.deliver", "Send what ended processes left in their spools."),
 }
 
+#: Shown below the options; the other commands have theirs in what they say of themselves.
+EXAMPLES = {
+    "query": 'Example: rankscope query RUN "select rank, count(*) from records group by rank"',
+    "ls": "Example: rankscope ls /data/runs/night",
+    "export": "Example: rankscope export /data/runs/night --to dump --step 3-5 --rank 0-7",
+    "compare": "Example: rankscope compare /data/runs/good /data/runs/night --step 0-10",
+    "check": "Example: rankscope check /data/runs/night --json",
+    "du": "Example: rankscope du /data/runs/night",
+    "rm": "Example: rankscope rm /data/runs/night --steps 3-5 --dry-run",
+    "deliver": "Example: rankscope deliver /var/tmp/spool --collector storage7:4317",
+}
+
 
 def main() -> None:
     """Entry point of the console script."""
-    if len(sys.argv) > 1 and sys.argv[1] in COMMANDS:
-        build({sys.argv[1]: load(sys.argv[1])})()
+    words = _completed_words() or sys.argv
+    if len(words) > 1 and words[1] in COMMANDS:
+        build({words[1]: load(words[1])})()
     else:
         build({name: _stub(help_line) for name, (_, help_line) in COMMANDS.items()})()
+
+
+def _completed_words() -> list[str]:
+    """The command line that a shell wants completed, if that is what this call is for."""
+    if "_RANKSCOPE_COMPLETE" not in os.environ:
+        return []
+    typed = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")
+    words = typed.split()
+    return words if len(words) > 2 or typed[-1:].isspace() else words[:1]
 
 
 def build(functions: dict[str, Callable[..., Any]]) -> typer.Typer:
@@ -57,12 +80,11 @@ def build(functions: dict[str, Callable[..., Any]]) -> typer.Typer:
         name="rankscope",
         help="Watch every rank of a torch job, step by step.",
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
     )
     app.callback()(lambda: None)  # keeps sub-command style with a single command
     for name, function in functions.items():
-        app.command(name)(function)
+        app.command(name, epilog=EXAMPLES.get(name))(function)
     return app
 
 
