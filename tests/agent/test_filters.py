@@ -134,6 +134,28 @@ def test_unused_filters_are_said_once(record, said):
     ]
 
 
+def test_an_unused_tensor_list_entry_is_said_once(record, said):
+    train(record(statistics={"tensor_list": ["relu", "no_such"]}), steps=2).end()
+    assert [line for line in said() if "no record" in line] == [
+        "tensor_list entry 'no_such' is the name of no record of step 0"
+    ]
+
+
+@pytest.mark.parametrize(("steps", "told"), [([1], []), ([7, "9-10"], ["[7, 9, 10]"])])
+def test_a_step_that_is_never_reached_is_said(record, said, steps, told):
+    train(record(step=steps), steps=2).end()
+    lines = [line for line in said() if "selects steps" in line]
+    assert lines == [
+        f"nothing is recorded: config.json selects steps {shown} and the script ends in step 2"
+        for shown in told
+    ]
+
+
+def test_a_regular_expression_that_finds_nothing_is_said(record, said):
+    train(record(statistics={"list": ["name-regex(^Torch\\.no_such)"]})).end()
+    assert len([line for line in said() if "name-regex(" in line and "no record" in line]) == 1
+
+
 def test_what_risk_level_leaves_out_is_said_once(record, said):
     recorded = record("L1", risk_level="FOCUS")
     for _ in range(2):

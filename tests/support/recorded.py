@@ -84,7 +84,8 @@ class Recorded:
         """Close the recording; its documents can be read from now on."""
         if self._tables is None:
             self._recording.close("exit")
-            self._tables = _tables(self.transport)
+            if self.transport is not None:  # it has recorded something
+                self._tables = _tables(self.transport)
         return self
 
     @property

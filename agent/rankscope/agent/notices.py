@@ -46,3 +46,11 @@ def ranks_outside(ranks: Collection[int], world_size: int) -> str:
         f"nothing is recorded: config.json selects ranks {sorted(ranks)} "
         f"and the job has ranks 0 to {world_size - 1}"
     )
+
+
+def step_never_reached(steps: Collection[int], step: int) -> str:
+    """That the script ended in `step`, and in none of the steps that are selected."""
+    return (
+        f"nothing is recorded: config.json selects steps {sorted(steps)[:_MOST_NAMES]} "
+        f"and the script ends in step {step}"
+    )

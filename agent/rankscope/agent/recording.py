@@ -63,6 +63,7 @@ class Recording:
         self._lock = threading.RLock()
         self._started = False  # between the script's start() and stop()
         self._said: set[str] = set()
+        self._skipped: set[str] = set()  # filters that have kept a step from being recorded
         self._closed = False
         self._forked = False
         self._budget = Budget(config.overhead_budget)
@@ -225,6 +226,9 @@ class Recording:
             if self._closed:
                 return
             self._closed = True
+            if self._config.steps and "step" in self._skipped and not self._connection.is_open:
+                text = notices.step_never_reached(self._config.steps, self._session.step)
+                self._say_once("warning", text)
             self._pause()
             self._taps.end_dump()
             self.custom.clear()
@@ -300,6 +304,10 @@ class Recording:
         if session.selection is not None:
             for text in session.selection.end_step():
                 self._say_once("warning", notices.unused(text, session.step), about=text)
+        for entry in self._config.tensor_list:
+            if not any(entry in name for name in self._recorder.names):
+                text = f"tensor_list entry {entry!r}"
+                self._say_once("warning", notices.unused(text, session.step), about=text)
         names, session.left_out = session.left_out, {}
         if self._connection.rank is None or self._connection.rank.rank == 0:
             if text := notices.left_out(session.risk_level, names):
@@ -359,6 +367,7 @@ class Recording:
         return True
 
     def _skip(self, reason: str) -> None:
+        self._skipped.add(reason)
         if self._connection.is_open or reason == "rank":
             self._recorder.step_event(self._session.step, pb.StepEvent.SKIPPED, reason)
 
