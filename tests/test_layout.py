@@ -25,6 +25,8 @@ def test_rankscope_is_a_namespace() -> None:
             ("rankscope.collector", "pyarrow", "deltalake", "duckdb", "orjson", "typer", "rich"),
         ),
         ("rankscope.collector.cli", ("rankscope.agent", "torch", "pyarrow", "duckdb")),
+        ("rankscope.agent.deliver", ("torch", "pyarrow")),
+        ("rankscope.agent.doctor", ("torch", "pyarrow")),
         ("rankscope.collector.server", ("rankscope.agent", "torch")),
         ("rankscope.collector.commands.serve", ("rankscope.agent", "torch")),
         ("rankscope.collector.commands.query", ("rankscope.agent", "torch")),

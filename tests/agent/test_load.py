@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from rankscope.agent.errors import UsageError
-from rankscope.agent.load import Load, Loader
+from rankscope.agent.load import Loader
+from rankscope.agent.load_setting import Load
 
 A, B = "Module.a.Linear.forward.0", "Module.b.Pair.forward.1"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.agent.errors import ConfigError
-from rankscope.agent.load import Load
+from rankscope.agent.load_setting import Load
 from rankscope.agent.settings import KEYS, SECTION_KEYS, SETTINGS, Key, mapping, show
 
 

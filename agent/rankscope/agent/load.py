@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,27 +18,8 @@ from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
 from rankscope.agent.errors import UsageError
+from rankscope.agent.load_setting import NAME, Load
 from rankscope.agent.log import log
-
-_NAME = re.compile(r"(Module\..+)\.forward\.(\d+)")
-
-
-@dataclass(frozen=True)
-class Load:
-    """What is replaced, and by the dump in which folder."""
-
-    path: Path
-    modules: frozenset[str]
-    """Names of forward records, `Module.{name}.{Class}.forward.{n}`."""
-    steps: frozenset[int] | None
-    ranks: frozenset[int] | None
-    record: bool
-    """Record as well (dump_after_load)."""
-
-
-def is_name(text: str) -> bool:
-    """Whether it has the form of a module's forward record."""
-    return _NAME.fullmatch(text) is not None
 
 
 class Loader:
@@ -48,7 +28,7 @@ class Loader:
     def __init__(self, load: Load, step: Callable[[], int], rank: Callable[[], int | None]) -> None:
         """`step` and `rank` tell where the process is now."""
         self._load, self._step, self._rank = load, step, rank
-        self._stems = {match[1] for name in load.modules if (match := _NAME.fullmatch(name))}
+        self._stems = {match[1] for name in load.modules if (match := NAME.fullmatch(name))}
         self._handles: dict[tuple[int, str], RemovableHandle] = {}
         self._calls: Counter[str] = Counter()
         self._unused = set(load.modules)

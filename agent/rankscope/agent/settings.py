@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.agent.errors import ConfigError, NotAvailableError
-from rankscope.agent.load import Load, is_name
+from rankscope.agent.load_setting import Load, is_name
 
 TASKS = (
     "statistics",
