@@ -1,6 +1,7 @@
 """What overhead_budget leaves out, when, and that the average keeps to it."""
 
 import pytest
+
 from rankscope.agent.budget import STAGES, Budget
 
 
