@@ -9,9 +9,11 @@ import pytest
 from rankscope.agent.settings import KEYS, SECTION_KEYS, SETTINGS, Key
 from rankscope.collector.cli import COMMANDS
 from rankscope.collector.config import Config
+from rankscope.collector.metrics import METRICS
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
+SECURITY = (DOCS / "security.md").read_text()
 CONFIGURATION = (DOCS / "configuration.md").read_text()
 
 
@@ -40,6 +42,15 @@ def test_every_variable_in_the_code_is_documented() -> None:
     for name in sorted(used - {"RANKSCOPE_SERVE_"}):
         row_or_text = f"`{name}`" in CONFIGURATION
         assert row_or_text, f"{name} is not in docs/configuration.md"
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_every_metric_is_documented(name: str) -> None:
+    kind, _, help_line = METRICS[name]
+    ending = "_total" if kind == "counter" and not name.endswith("_total") else ""
+    assert re.search(
+        rf"^\| `{name}{ending}` \|.*{re.escape(help_line)} \|$", SECURITY, re.MULTILINE
+    )
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.name)

@@ -18,4 +18,4 @@ EXPOSE 4317
 HEALTHCHECK --interval=30s --timeout=5s CMD \
     ["python", "-c", "import socket; socket.create_connection(('127.0.0.1', 4317), 3)"]
 ENTRYPOINT ["rankscope", "serve"]
-CMD ["--store", "/data/runs", "--listen", "0.0.0.0:4317"]
+CMD ["--store", "/data/runs", "--listen", "0.0.0.0:4317", "--insecure"]

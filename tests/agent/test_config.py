@@ -152,6 +152,7 @@ BAD = [
     ("rankscope", "run", "..", "folder name"),
     ("rankscope", "run", "x.rankscope", "folder name"),
     ("rankscope", "spool_path", [], "a path"),
+    *(("rankscope", name, 3, "a path") for name in ("token_file", "tls_ca", "tls_cert", "tls_key")),
     ("rankscope", "spool_limit_bytes", 10, "a whole number from 1048576"),
     ("rankscope", "spool_limit_bytes", 2e9, "a whole number from 1048576"),
     ("rankscope", "tensor_memory_bytes", 0, "a whole number from 1048576"),

@@ -16,6 +16,8 @@ from rankscope.agent.errors import ConfigError
 from rankscope.agent.load_setting import Load
 from rankscope.agent.settings import KEYS, SECTION_KEYS, SETTINGS, Key, mapping, show
 
+_FILES = ("token_file", "tls_ca", "tls_cert", "tls_key")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
@@ -57,6 +59,10 @@ class Config:
     """Addresses "host:port" in the order to try; empty: start a collector on this host."""
     run: str | None
     """Exact run name; None: the collector names the run."""
+    token_file: Path | None
+    tls_ca: Path | None
+    tls_cert: Path | None
+    tls_key: Path | None
     spool_path: Path | None
     """Absolute; None: beside the run."""
     spool_limit_bytes: int
@@ -129,6 +135,7 @@ class Config:
             "spool_path": None if spool_path is None else _absolute(spool_path, "spool_path"),
             "slices": values["slice"],
             "replacing": values["load"],
+            **{n: _existing(values[n], f"rankscope.{n}") for n in _FILES},
             "apis": _existing(values["apis"], "rankscope.apis"),
             "ignore": _existing(values["ignore"], "rankscope.ignore"),
             "custom_wrap_ops": _custom_wrap_ops(values["custom_wrap_ops"]),

@@ -230,6 +230,8 @@ def addresses(value: Any) -> tuple[str, ...]:
     items = value.split(",") if isinstance(value, str) and value.strip() else value or ()
     found = tuple(item.strip() for item in texts(items))
     for item in found:
+        if re.fullmatch(r"unix:/[^\0]+", item):
+            continue
         match = re.fullmatch(r"(?:\[[0-9A-Fa-f:.%\w]+\]|[^\s:/\[\]]+):(\d{1,5})", item)
         if not match or not 1 <= int(match[1]) <= 65535:
             raise ValueError(f"{show(item)} is no address")
@@ -326,7 +328,7 @@ SETTINGS = (
         "collector",
         [],
         addresses,
-        '"host:port", a list of them, or [] to start a collector on this host',
+        '"host:port" or "unix:/path", a list of them, or [] to start a collector on this host',
         "where records go; several: the next is tried when one fails",
         variable="RANKSCOPE_COLLECTOR",
     ),
@@ -337,6 +339,38 @@ SETTINGS = (
         'a folder name without "/", up to 200 characters, not ending in ".rankscope"',
         "name of the run; by default made from the job's launcher",
         variable="RANKSCOPE_RUN",
+    ),
+    Key(
+        "token_file",
+        None,
+        text,
+        "a path",
+        "file whose first line is the token that the collector asks for",
+        variable="RANKSCOPE_TOKEN_FILE",
+    ),
+    Key(
+        "tls_ca",
+        None,
+        text,
+        "a path",
+        "PEM of who signs collectors' certificates; with it TLS is spoken",
+        variable="RANKSCOPE_TLS_CA",
+    ),
+    Key(
+        "tls_cert",
+        None,
+        text,
+        "a path",
+        "PEM of this agent's own certificate, for a collector that asks for one; needs tls_key",
+        variable="RANKSCOPE_TLS_CERT",
+    ),
+    Key(
+        "tls_key",
+        None,
+        text,
+        "a path",
+        "PEM of the key of tls_cert",
+        variable="RANKSCOPE_TLS_KEY",
     ),
     Key(
         "spool_path",

@@ -4,20 +4,16 @@ from collections.abc import Sequence
 
 from rankscope.v1 import collector_pb2 as pb
 
-_MOST_MISSING = 1_000_000
-
 
 def follows(accepted: int, sequence: int, message: pb.Batch) -> bool:
     """Whether a batch may come after the accepted ones: all in between are named as dropped."""
     if sequence == accepted + 1:
         return True
-    if sequence - accepted > _MOST_MISSING:
-        return False
-    missing = set(range(accepted + 1, sequence))
-    for drop in message.drops:
-        if drop.first_sequence:
-            missing -= set(range(drop.first_sequence, min(drop.last_sequence + 1, sequence)))
-    return not missing
+    reached = accepted
+    for first, last in sorted((d.first_sequence, d.last_sequence) for d in message.drops):
+        if first and first <= reached + 1:
+            reached = max(reached, last)
+    return accepted < sequence and reached >= sequence - 1
 
 
 def ack(durable: int, refuses_tensors: bool = False) -> pb.FromCollector:

@@ -39,6 +39,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "du": ("rankscope.collector.commands.du", "Say what of a run holds how much on the disk."),
     "rm": ("rankscope.collector.commands.rm", "Remove a run, or steps of it."),
     "run": ("rankscope.agent.launch", "Run a command with every torch process in it recorded."),
+    "status": (
+        "rankscope.agent.status",
+        "Say who is connected to a collector, and how far behind.",
+    ),
     "doctor": ("rankscope.agent.doctor", "Say what is wrong with a set-up, and what to do."),
     "deliver": ("rankscope.agent.deliver", "Send what ended processes left in their spools."),
 }

@@ -46,7 +46,19 @@ class Config:
     """No stream is read further while this much of all of them waits for its commit."""
     max_streams: int = 1024
     """Further streams are told to come again later."""
+    max_streams_per_peer: int = 768
+    """The same for the streams that come from one address."""
+    hello_seconds: float = 10.0
+    """A stream that has not said who it is for this long is ended."""
+    max_open_runs: int = 256
+    """Processes of further runs are told to come again later."""
+    max_processes: int = 20_000
+    """Further processes of a run are refused."""
 
+    quota_bytes: int = 0
+    """Nothing more is taken in for a run whose tables take so much disk; 0: no limit."""
+    quota_rows: int = 0
+    """Nothing more is taken in for a run that has so many events; 0: no limit."""
     tensors: str = "auto"
     """"auto": whole tensors of processes on this host are read from their spool, others are sent
     over the stream; "stream": all are sent."""
@@ -61,7 +73,7 @@ class Config:
                 )
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name == "tensor_quota_bytes" and value == 0:
+            if "quota" in field.name and value == 0:
                 continue
             if not isinstance(value, str | bool) and not value > 0:
                 raise ConfigError(f"{field.name}: {value!r} is not greater than 0")

@@ -10,16 +10,21 @@ import socket
 import threading
 import uuid
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankscope.collector import allocator, liveness, server
 from rankscope.collector.config import Config
+from rankscope.collector.metrics import Exporter, serve_metrics, status_of
+from rankscope.collector.security import Access, Tokens
 
 if TYPE_CHECKING:
     from rankscope.collector.runs import Runs
 
 log = logging.getLogger(__name__)
+
+RELOAD_SECONDS = 1.0
 
 
 class ListenError(OSError):
@@ -49,6 +54,16 @@ class LazyRuns:
                 self.made.close()
 
 
+@dataclass(frozen=True)
+class Metrics:
+    """What a daemon shows about itself."""
+
+    store: Path
+    """Whose disk is looked at."""
+    address: str = ""
+    """HOST:PORT for Prometheus; empty: none."""
+
+
 #: Returns when it is time to stop, signals apart.
 Life = Callable[[LazyRuns, server.Servicer], Awaitable[None]]
 
@@ -61,27 +76,41 @@ async def serve(
     collector_id: str,
     port_file: Path | None = None,
     life: Life,
+    access: Access | None = None,
+    metrics: Metrics | None = None,
 ) -> None:
-    """Serve on HOST:PORT until a signal or the end of `life`; then commit, render and seal."""
+    """Serve on HOST:PORT or unix:/PATH until a signal or the end of `life`; then commit, render and
+    seal. With `metrics` the health service is offered, too. Raises ListenError and AccessError.
+    """
+    access = access or Access()
+    tokens = Tokens(access.token_file) if access.token_file is not None else None
     allocator.limit_heaps()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    servicer = server.Servicer(runs, config)
+    servicer = server.Servicer(runs, config, tokens, lambda: status_of(runs))
     try:
-        grpc_server, port = await server.start(servicer, config, address)
-    except RuntimeError as error:
+        grpc_server, port = await server.start(
+            servicer, config, address, access, health=metrics is not None
+        )
+        if metrics is not None and metrics.address:
+            exporter = Exporter(runs, servicer, metrics.store)
+            shown = serve_metrics(exporter, metrics.address, access)
+            log.info("metrics on %s:%d", metrics.address.rpartition(":")[0], shown)
+    except (RuntimeError, OSError) as error:
         raise ListenError(f"cannot listen on {address}: {error}") from error
-    listening = f"{address.rpartition(':')[0]}:{port}"
+    is_unix = address.startswith("unix:")
+    listening = address if is_unix else f"{address.rpartition(':')[0]}:{port}"
     if port_file is not None:
         write_port_file(port_file, listening, collector_id)
     log.info("listening on %s", listening)
     living = asyncio.ensure_future(life(runs, servicer))
     trimming = asyncio.ensure_future(allocator.keep_trimmed())
+    reloading = asyncio.ensure_future(_reload(servicer))
     stopped = asyncio.ensure_future(stop.wait())
     await asyncio.wait((living, stopped), return_when=asyncio.FIRST_COMPLETED)
-    for task in (living, stopped, trimming):
+    for task in (living, stopped, trimming, reloading):
         task.cancel()
     if port_file is not None:
         remove_port_file(port_file)
@@ -90,8 +119,14 @@ async def serve(
     await asyncio.to_thread(runs.close)
     await asyncio.wait((closing,), timeout=1.0)
     await grpc_server.stop(grace=None)
-    await asyncio.gather(closing, living, trimming, return_exceptions=True)
+    await asyncio.gather(closing, living, trimming, reloading, return_exceptions=True)
     log.info("ended")
+
+
+async def _reload(servicer: server.Servicer) -> None:
+    while True:
+        await asyncio.sleep(RELOAD_SECONDS)
+        servicer.reload_tokens()
 
 
 def write_port_file(path: Path, address: str, collector_id: str) -> None:

@@ -21,6 +21,7 @@ from rankscope.collector.events import MAX_INT64, Events, Expansion
 from rankscope.collector.outlines import FORMS, NEEDS_VALUE, MalformedBatch, parse_json
 from rankscope.collector.schema import NODES, RECORDS, STACKS
 from rankscope.collector.statistics import Statistics
+from rankscope.collector.wire import MOST_PARTS, Malformed, count_parts
 from rankscope.v1 import collector_pb2 as pb
 
 __all__ = ["DecodedBatch", "MalformedBatch", "decode", "refused_batch"]
@@ -60,8 +61,11 @@ def decode(payload: bytes, *, process: str, sequence: int, summary_mode: str) ->
     `summary_mode` says how checksums are written; a Recording in the batch itself wins.
     """
     try:
+        parts = sum(count_parts(payload).values())
+        if parts > MOST_PARTS:
+            raise MalformedBatch("batch", f"more than {MOST_PARTS} steps, drops, stacks and blobs")
         message = pb.Batch.FromString(payload)
-    except DecodeError as error:
+    except (DecodeError, Malformed) as error:
         raise MalformedBatch("batch", f"no Batch message: {error}") from None
     _check_message(message)
     return _decode(message, process, sequence, message.recording.summary_mode or summary_mode)

@@ -1,5 +1,6 @@
 """The event columns of a batch, checked, and their expansion into leaves."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,13 +18,18 @@ from rankscope.collector.columns import (
 )
 from rankscope.collector.outlines import FORMS, MalformedBatch, parse_outline
 from rankscope.collector.templates import templates_of
+from rankscope.collector.wire import Malformed, count_parts
 from rankscope.v1 import collector_pb2 as pb
 
 #: More leaves, or more distinct steps, than any honest batch has.
-MAX_ROWS = 5_000_000
+MAX_ROWS = 1_000_000
+MAX_DIMENSIONS_IN_ALL = 20_000_000
+MAX_TEMPLATES = 200_000
+MAX_TEXTS = 500_000
 MAX_STEPS = 10_000
 MAX_INT64 = 2**63 - 1
 
+_LEAVES = pb.Outline.DESCRIPTOR.fields_by_name["leaves"].number
 _WHATS = Texts([None, "node", "input", "output"])
 _FORMS = Texts([None, *(FORMS[form] for form in sorted(FORMS))])
 _KINDS = Texts([None, "api", "module", "parameters_grad", "scope", "save"])
@@ -40,6 +46,9 @@ class Events:
         if columns.first_event > MAX_INT64 - count:
             raise MalformedBatch("columns.first_event", f"{columns.first_event} is too large")
         self._seq = columns.first_event + np.arange(count, dtype=np.int64)
+        for field in ("names", "values", "objects", "digests"):
+            if (texts := len(getattr(columns, field))) > MAX_TEXTS:
+                raise MalformedBatch(f"columns.{field}", f"{texts}, at most {MAX_TEXTS}")
         self._names = Texts(columns.names)
         names = len(columns.names)
         self.name = read_ids("event_name", columns.event_name, count, names)
@@ -64,6 +73,7 @@ class Events:
         return ids, read_column(field, columns.event_object_call, "<i8", self.count)
 
     def _read_outlines(self, columns: pb.Columns) -> None:
+        _check_templates(columns.outlines)
         outlines = tuple(parse_outline(outline) for outline in columns.outlines)
         self.outline = read_ids(
             "event_outline", columns.event_outline, self.count, len(outlines) + 1
@@ -116,6 +126,22 @@ class Events:
         }
 
 
+def _check_templates(outlines: Sequence[bytes]) -> None:
+    """Before they are parsed, which makes them large."""
+    if len(outlines) > MAX_TEMPLATES:
+        raise MalformedBatch("outlines", f"{len(outlines)}, at most {MAX_TEMPLATES}")
+    if sum(map(len, outlines)) < 2 * MAX_TEMPLATES:  # a leaf takes two bytes at the least
+        return
+    total = 0
+    for outline in outlines:
+        try:
+            total += count_parts(outline, MAX_TEMPLATES).get(_LEAVES, 0)
+        except Malformed as error:
+            raise MalformedBatch("outlines", f"no Outline message: {error}") from None
+        if total > MAX_TEMPLATES:
+            raise MalformedBatch("outlines.leaves", f"more than {MAX_TEMPLATES} in a batch")
+
+
 class Expansion:
     """All leaves of all events, one after another, as positions in events and leaf templates."""
 
@@ -129,6 +155,10 @@ class Expansion:
         self.leaf: Rows = np.arange(self.count) - first[self.event]
         self.templates = events.templates
         self.position: Rows = self.templates.first[events.outline][self.event] + self.leaf
+        dimensions = int(self.templates.dimensions[self.position].sum())
+        if dimensions > MAX_DIMENSIONS_IN_ALL:
+            reason = f"{dimensions} dimensions of all leaves, at most {MAX_DIMENSIONS_IN_ALL}"
+            raise MalformedBatch("outlines.leaves.shape", reason)
         self.form = self.templates.forms(self.position)
         self.tensors: Rows = np.flatnonzero(self.form == pb.TENSOR)
 

@@ -62,6 +62,7 @@ class Finisher(threading.Thread):
         self._store, self._layout, self._reports = store, layout, reports
         self._tensors = tensors
         self._jobs: deque[Job] = deque()
+        self.seals, self.seal_seconds = 0, 0.0
         self._seals: dict[int, tuple[float, SealStep]] = {}
         self._last_job_at = 0.0
         self._changed = threading.Condition()
@@ -114,7 +115,7 @@ class Finisher(threading.Thread):
                 if job == "maintain":
                     self._store.maintain()
                 elif isinstance(job, SealStep):
-                    self._seal([job, *self._more_seals(job)])
+                    self._timed_seal([job, *self._more_seals(job)])
                 else:
                     self._do(job)
             except Exception as error:
@@ -182,6 +183,12 @@ class Finisher(threading.Thread):
         with self._changed:
             steps = [s for s, (_, job) in self._seals.items() if job.ranks == first.ranks]
             return [self._seals.pop(step)[1] for step in steps[: _SEALS_AT_ONCE - 1]]
+
+    def _timed_seal(self, jobs: Sequence[SealStep]) -> None:
+        began = time.monotonic()
+        self._seal(jobs)
+        self.seals += len(jobs)
+        self.seal_seconds += time.monotonic() - began
 
     def _seal(self, jobs: Sequence[SealStep]) -> None:
         try:

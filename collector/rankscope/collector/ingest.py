@@ -18,7 +18,9 @@ from rankscope.collector.blobs.intake import Intake
 from rankscope.collector.blobs.store import BlobStore
 from rankscope.collector.book import Book, Effects
 from rankscope.collector.config import Config
+from rankscope.collector.counts import Counts, over_quota
 from rankscope.collector.decode import DecodedBatch, MalformedBatch, decode, refused_batch
+from rankscope.collector.events import MAX_INT64
 from rankscope.collector.finisher import Finisher
 from rankscope.collector.identity import State
 from rankscope.collector.jobs import SayFarewell
@@ -60,6 +62,7 @@ class Committer(Worker):
         super().__init__("rankscope-committer")
         self._store, self._book, self._finisher, self._config = store, book, finisher, config
         self._welcome, self._side_path = welcome, side_path
+        self.counts = Counts()
         self.positions = Positions(store.durable_sequence)
         self._absence = Absence(self.positions, self, config)
         self._intake = Intake(
@@ -104,9 +107,16 @@ class Committer(Worker):
         position = self.positions[process]
         if session is not position.session:
             return _release(session, size)
+        position.heard_at = time.monotonic()
+        position.newest = max(position.newest, min(batch.newest_sequence, MAX_INT64))
         if batch.sequence <= position.accepted:
             if batch.sequence <= position.durable and session is not None:
                 session.send(answers.ack(position.durable, self._intake.is_full))
+            return _release(session, size)
+        if session is not None and (full := over_quota(self._config, self.counts)) is not None:
+            session.send(answers.refused(full))
+            session.close()
+            self.broken(process, session)
             return _release(session, size)
         decoded, why = self._decode(process, batch)
         if not answers.follows(position.accepted, batch.sequence, decoded.message):
@@ -279,6 +289,7 @@ class Committer(Worker):
         )
         self._committed_at = time.monotonic()
         self._commits += 1
+        self._count(pending, self._committed_at - now)
         if self._commits % _COMMITS_TO_MAINTAIN == 0:
             self._finisher.maintain_soon()
         self._acknowledge(pending)
@@ -299,6 +310,25 @@ class Committer(Worker):
             self.positions[process].lost_at = None
         return self._book.batch(process, decoded.sequence, decoded.message, decoded.steps_seen, now)
 
+    def _count(self, pending: list[_Pending], seconds: float) -> None:
+        counts = self.counts
+        counts.commits += 1
+        counts.commit_seconds += seconds
+        for item in pending:
+            decoded, position = item.decoded, self.positions[item.decoded.process]
+            counts.batches += 1
+            counts.bytes += item.size
+            counts.events += decoded.event_count
+            counts.rows += decoded.records.num_rows
+            counts.refused += item.why_refused is not None
+            position.refused += item.why_refused is not None
+            steps = [*decoded.steps_seen, *(event.step for event in decoded.message.steps)]
+            if steps:
+                position.step = max(steps if position.step is None else [position.step, *steps])
+            if dropped := sum(drop.events for drop in decoded.message.drops):
+                before = counts.dropped.get(decoded.process, 0)
+                counts.dropped[decoded.process] = before + dropped
+
     def _acknowledge(self, pending: list[_Pending]) -> None:
         for item in pending:
             position = self.positions[item.decoded.process]
@@ -308,6 +338,7 @@ class Committer(Worker):
             if (session := self.positions[process].session) is not None:
                 durable = self.positions[process].durable
                 session.send(answers.ack(durable, self._intake.is_full))
+                self.counts.acks += 1
 
     def _until_stored(self, store: Callable[[], object]) -> None:
         """Repeat while the disk refuses; agents are told when that begins and when it ends."""

@@ -1,7 +1,8 @@
 """How far each process of a run is, and the stream it has."""
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from rankscope.v1 import collector_pb2 as pb
@@ -31,6 +32,10 @@ class Position:
     lost_at: float | None = None  # when it counts as lost if it does not come back
     watched: bool = False  # lost, but not provably gone
     left: bool = False  # nothing more will come
+    newest: int = 0  # of its spool, as far as it said
+    step: int | None = None  # the highest one of which anything is stored
+    heard_at: float = field(default_factory=time.monotonic)
+    refused: int = 0  # batches
 
 
 class Positions:
@@ -56,11 +61,16 @@ class Positions:
         position.hello = hello
         position.lost_at = None
         position.watched = False
+        position.heard_at = time.monotonic()
         return position
 
     def all(self) -> list[tuple[str, Position]]:
         """Every process with its position."""
         return list(self._known.items())
+
+    def count(self) -> int:
+        """Processes that are known."""
+        return len(self._known)
 
     def sessions(self) -> int:
         """Processes with a stream."""

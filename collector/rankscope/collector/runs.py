@@ -16,6 +16,7 @@ from rankscope.collector.blobs.store import BlobStore
 from rankscope.collector.book import Book
 from rankscope.collector.config import Config
 from rankscope.collector.contract import PROTOCOL_VERSION
+from rankscope.collector.counts import over_quota, stored_events
 from rankscope.collector.finisher import Finisher
 from rankscope.collector.ingest import Committer
 from rankscope.collector.jobs import RenderStep, SealStep
@@ -23,6 +24,7 @@ from rankscope.collector.layout import Layout
 from rankscope.collector.memory import Memory
 from rankscope.collector.positions import Session
 from rankscope.collector.rows import process_of, sealed_row
+from rankscope.collector.run_names import folder_name, known_name, marked
 from rankscope.collector.steps import Seal
 from rankscope.collector.store import RunStore, StoreError, StoreUnavailable, side_path
 from rankscope.collector.store.errors import foreign_errors
@@ -32,13 +34,16 @@ from rankscope.v1 import collector_pb2 as pb
 log = logging.getLogger(__name__)
 
 _PROCESS = re.compile(r"[0-9a-f]{32}")
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+=-]{0,127}")
 RETRY_SECONDS = 5.0
 _IDLE_SECONDS = 60.0
 
 
 class BadHello(ValueError):
     """A Hello that cannot be served: names the field, its value and what is allowed."""
+
+
+class TooMuch(Exception):
+    """A limit is reached: names it; come again later."""
 
 
 class RunService:
@@ -48,6 +53,7 @@ class RunService:
         """Raises StoreUnavailable when the disk refuses."""
         self.run_path = run_path
         self.side_path = side_path(run_path)
+        self._config = config
         self.idle_since = time.monotonic()
         self._store = RunStore.open(run_path, collector_id)
         run_path.mkdir(parents=True, exist_ok=True)
@@ -74,12 +80,37 @@ class RunService:
             if self._book.steps.is_active(step) or not self._layout.folder(step, folder).is_dir()
         ]
         self.committer.post(lambda: self.committer.restored(missing))
+        if config.quota_rows:
+            self.committer.counts.events_before = stored_events(tables_path(run_path))
+        self.measure()
         self._finisher.start()
         self.committer.start()
 
     def takes(self, hello: pb.Hello) -> bool:
         """Whether a process that names no run belongs to this one."""
         return self.committer.ask(lambda: self._book.belongs(process_of(hello)))
+
+    def measure(self) -> None:
+        """Look what the tables take on the disk. Blocks."""
+        self.committer.counts.measure(tables_path(self.run_path))
+
+    def why_full(self, process: str | None = None) -> str | None:
+        """Why the process, or any, may not stream into this run: a quota, or too many processes."""
+        positions = self.committer.positions
+        limit = self._config.max_processes
+        if process and positions.get(process) is None and positions.count() >= limit:
+            return f"the run has {positions.count()} processes, the limit (max_processes)"
+        return over_quota(self._config, self.committer.counts)
+
+    def folder_of(self, process: str) -> str:
+        """rank{R} or proc{pid} in the layout, or ""; from any thread."""
+        member = self._book.identity.members.get(process)
+        return (member.folder or "") if member is not None else ""
+
+    @property
+    def seals(self) -> tuple[int, float]:
+        """Steps sealed since the run was opened, and the seconds that took."""
+        return self._finisher.seals, self._finisher.seal_seconds
 
     def is_busy(self) -> bool:
         """Whether anything waits to be stored, written or sealed."""
@@ -148,6 +179,8 @@ class Runs:
         with self._lock:
             service = self._service_of(hello)
             service.idle_since = time.monotonic()
+            if (full := service.why_full(hello.process_uuid)) is not None:
+                raise BadHello(full)
             if self._memory is not None:
                 self._memory.heard_of(hello)
             service.committer.post(lambda: service.committer.hello(hello, session))
@@ -207,6 +240,7 @@ class Runs:
             for path, service in list(self._open.items()):
                 if service.committer.positions.sessions() or service.is_busy():
                     service.idle_since = now
+                service.measure()
                 if service.is_closed() or now - service.idle_since > _IDLE_SECONDS:
                     del self._open[path]
                     self._close(path, service)
@@ -222,20 +256,23 @@ class Runs:
     # ------------------------------------------------------------------ details
 
     def _service_of(self, hello: pb.Hello) -> RunService:
-        return self._service(self._path_of(hello), "" if hello.run else hello.run_key)
+        path = self._path_of(hello)
+        return self._service(path, "" if hello.run else hello.run_key, hello.run or path.name)
 
     def _close(self, path: Path, service: RunService, deadline: float = float("inf")) -> None:
         if service.close(deadline) and self._memory is not None:
             self._memory.closed(path)
 
-    def _service(self, path: Path, run_key: str) -> RunService:
+    def _service(self, path: Path, run_key: str, run: str = "") -> RunService:
         service = self._open.get(path)
         if service is not None and service.is_closed():
             service.close()
             service = None
         if service is None:
+            if len(self._open) >= self._config.max_open_runs:
+                raise TooMuch(f"{len(self._open)} runs are open, the limit (max_open_runs)")
             # First the key: a collector that is killed here finds the run again, and uses it.
-            self._keys[path] = _mark(side_path(path), run_key)
+            self._keys[path] = _mark(side_path(path), run_key, run)
             service = RunService(path, self._id, self._config, self._version)
             self._open[path] = service
             if self._memory is not None:
@@ -247,13 +284,17 @@ class Runs:
             return self._only
         assert self._store is not None
         if hello.run:
-            if not _NAME.fullmatch(hello.run) or hello.run.endswith(".rankscope"):
-                raise BadHello(
-                    f"run name {hello.run!r}: allowed are letters, digits, and _ . : @ + = - "
-                    "(not first), at most 128, not ending in .rankscope"
-                )
-            return self._store / hello.run
+            return self._path_named(self._store, hello.run)
         return self._run_of_key(self._store, hello) or self._new_run(self._store, hello.run_key)
+
+    def _path_named(self, store: Path, run: str) -> Path:
+        """The folder of a run; a file system that takes two names for one gets them told apart."""
+        path = store / folder_name(run)
+        if path in self._open:
+            return path
+        if known_name(side_path(path)) not in (None, run):
+            path = store / marked(path.name, run)
+        return path
 
     def _run_of_key(self, store: Path, hello: pb.Hello) -> Path | None:
         for path, service in reversed(self._open.items()):
@@ -281,15 +322,16 @@ class Runs:
         return path
 
 
-def _mark(folder: Path, run_key: str) -> str:
-    """Keep the key a run was named for, so that a restarted collector finds it again."""
+def _mark(folder: Path, run_key: str, run: str) -> str:
+    """Keep the key a run was named for, so that a restarted collector finds it again, and its name
+    as it came."""
     mark = folder / "run.json"
     with foreign_errors(mark):
         if mark.exists():
             return _key(mark) or ""
         folder.mkdir(parents=True, exist_ok=True)
         aside = folder / "run.json.tmp"
-        aside.write_text(json.dumps({"run_key": run_key}))
+        aside.write_text(json.dumps({"run_key": run_key, "run": run}))
         os.replace(aside, mark)
     return run_key
 

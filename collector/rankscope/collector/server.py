@@ -8,9 +8,10 @@ import asyncio
 import importlib.metadata
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
@@ -19,6 +20,9 @@ import grpc.aio
 
 from rankscope.collector import answers, contract
 from rankscope.collector.config import Config
+from rankscope.collector.security import Access, Certificates, Tokens
+from rankscope.collector.streams import Budget, Stream
+from rankscope.collector.wire import read_message
 from rankscope.v1 import collector_pb2 as pb
 from rankscope.v1 import collector_pb2_grpc
 
@@ -26,99 +30,49 @@ if TYPE_CHECKING:
     from rankscope.collector.daemon import LazyRuns
     from rankscope.collector.runs import RunService
 
+__all__ = ["VERSION", "Budget", "Servicer", "Stream", "start"]
+
 log = logging.getLogger(__name__)
 
 VERSION = importlib.metadata.version("rankscope")
+SERVICE = "rankscope.v1.Collector"
 
 
-class Budget:
-    """Bytes that may be held at once. Used in the event loop only."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._held = 0
-        self._freed = asyncio.Event()
-
-    async def take(self, size: int) -> None:
-        """Wait until there is room; something larger than all room gets it alone."""
-        while self._held and self._held + size > self._limit:
-            self._freed.clear()
-            await self._freed.wait()
-        self._held += size
-
-    def give_back(self, size: int) -> None:
-        """Make room again."""
-        self._held -= size
-        self._freed.set()
-
-
-class Stream:
-    """One agent's stream, as the threads of its run see it (`ingest.Session`)."""
-
-    def __init__(self, budget: Budget, config: Config) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._total, self._own = budget, Budget(config.max_stream_bytes)
-        self._held = 0
-        self.out: asyncio.Queue[pb.FromCollector | None] = asyncio.Queue()
-        self.durable = 0
-        self.refuses_tensors = False
-
-    def send(self, message: pb.FromCollector) -> None:
-        """Put a message on the stream; from any thread."""
-        self._in_loop(self._put, message)
-
-    def close(self) -> None:
-        """End the stream after what was sent; from any thread."""
-        self._in_loop(self._put, None)
-
-    def release(self, size: int) -> None:
-        """So many bytes are not held any more; from any thread."""
-        self._in_loop(self._release, size)
-
-    async def hold(self, size: int) -> None:
-        """Wait until so many bytes may be held."""
-        await self._own.take(size)
-        await self._total.take(size)
-        self._held += size
-
-    def drop(self) -> None:
-        """The stream ended: nothing of it counts any more."""
-        self._total.give_back(self._held)
-        self._held = 0
-
-    def _put(self, message: pb.FromCollector | None) -> None:
-        if message is not None and message.HasField("ack"):
-            self.durable = max(self.durable, message.ack.durable_sequence)
-            self.refuses_tensors = message.ack.refuses_tensors
-        elif message is not None and message.HasField("welcome"):
-            self.durable = message.welcome.durable_sequence
-        self.out.put_nowait(message)
-
-    def _release(self, size: int) -> None:
-        size = min(size, self._held)
-        self._held -= size
-        self._own.give_back(size)
-        self._total.give_back(size)
-
-    def _in_loop(self, call: object, *values: object) -> None:
-        try:
-            self._loop.call_soon_threadsafe(call, *values)  # type: ignore[arg-type]
-        except RuntimeError:
-            log.debug("the event loop has ended")
+class Refused(Exception):
+    """Why a stream is ended, for its client."""
 
 
 class Servicer(collector_pb2_grpc.CollectorServicer):
     """Serves streams into the given runs."""
 
-    def __init__(self, runs: "LazyRuns", config: Config) -> None:
-        self._runs, self._config = runs, config
+    def __init__(
+        self,
+        runs: "LazyRuns",
+        config: Config,
+        tokens: Tokens | None = None,
+        status: Callable[[], pb.Status] = pb.Status,
+    ) -> None:
+        """With `tokens` a Hello must show one of them. `status` is asked in a thread."""
+        self._runs, self._config, self._tokens, self._status = runs, config, tokens, status
         self._budget = Budget(config.max_memory_bytes)
         self._readers: set[asyncio.Task[None]] = set()
+        self._open: set[Stream] = set()
+        self._by_peer: Counter[str] = Counter()
         self._draining = False
-        self.streams = 0
-        """Open now."""
         self.ever = 0
         """Opened so far."""
+        self.refused: Counter[str] = Counter()
+        """Streams that were refused, by why: "streams", "peer", "hello", "token", "version"."""
+
+    @property
+    def streams(self) -> int:
+        """Open now."""
+        return len(self._open)
+
+    @property
+    def held_bytes(self) -> int:
+        """Read, and not committed yet."""
+        return self._budget.held
 
     async def Collect(
         self,
@@ -126,19 +80,25 @@ class Servicer(collector_pb2_grpc.CollectorServicer):
         context: "grpc.aio.ServicerContext[pb.FromAgent, pb.FromCollector]",
     ) -> AsyncIterator[pb.FromCollector]:
         """One agent's stream."""
-        if self.streams >= self._config.max_streams:
-            yield answers.overloaded(f"{self.streams} streams are open, which is the limit")
+        peer = context.peer().rpartition(":")[0]
+        if (reason := self._no_room(peer)) is not None:
+            yield answers.overloaded(reason)
             return
-        stream = Stream(self._budget, self._config)
-        self.streams += 1
+        stream = Stream(self._budget, self._config, context.peer())
+        stream.handler = asyncio.current_task()
+        self._open.add(stream)
+        self._by_peer[peer] += 1
         self.ever += 1
         reader = asyncio.create_task(self._read(requests, stream))
         self._readers.add(reader)
         try:
-            while (message := await stream.out.get()) is not None:
+            while (message := await stream.next()) is not None:
                 yield message
         finally:
-            self.streams -= 1
+            self._open.discard(stream)
+            self._by_peer[peer] -= 1
+            if not self._by_peer[peer]:
+                del self._by_peer[peer]
             self._readers.discard(reader)
             reader.cancel()
             stream.drop()
@@ -149,17 +109,39 @@ class Servicer(collector_pb2_grpc.CollectorServicer):
         for reader in self._readers:
             reader.cancel()
 
+    def reload_tokens(self) -> None:
+        """Look at the token file; streams whose token is in it no more are ended."""
+        if self._tokens is None or not self._tokens.reload():
+            return
+        for stream in self._open:
+            if stream.token is not None and not self._tokens.holds(stream.token):
+                stream.send(answers.refused("the token of this stream is not valid any more"))
+                stream.close()
+
+    def _no_room(self, peer: str) -> str | None:
+        if self.streams >= self._config.max_streams:
+            self.refused["streams"] += 1
+            return f"{self.streams} streams are open, which is the limit (max_streams)"
+        if self._by_peer[peer] >= self._config.max_streams_per_peer:
+            self.refused["peer"] += 1
+            return (
+                f"{self._by_peer[peer]} streams of this host are open, which is the limit "
+                "(max_streams_per_peer)"
+            )
+        return None
+
     async def _read(self, requests: AsyncIterator[pb.FromAgent], stream: Stream) -> None:
         try:
             hello = await self._first(requests)
             if hello is None:
-                stream.send(answers.invalid("the first message of a stream must be a Hello"))
+                self.refused["hello"] += 1
+                stream.send(answers.invalid(self._why_no_hello()))
                 return stream.close()
-            if (reason := contract.refusal(hello)) is not None:
-                stream.send(answers.refused(reason))
+            if (refused := self._refusal(hello, stream)) is not None:
+                stream.send(refused)
                 return stream.close()
             if hello.probe:
-                stream.send(contract.who_answers(VERSION, self._config.max_message_bytes))
+                await self._answer_probe(hello, stream)
                 return stream.close()
             service = await self._enter(hello, stream)
             if service is not None:
@@ -172,12 +154,44 @@ class Servicer(collector_pb2_grpc.CollectorServicer):
             stream.close()
 
     async def _first(self, requests: AsyncIterator[pb.FromAgent]) -> pb.Hello | None:
-        async for message in requests:
-            return message.hello if message.HasField("hello") else None
+        try:
+            message = await asyncio.wait_for(anext(requests), self._config.hello_seconds)
+        except (asyncio.TimeoutError, StopAsyncIteration):
+            return None
+        return message.hello if message.HasField("hello") else None
+
+    def _why_no_hello(self) -> str:
+        return (
+            "the first message of a stream must be a Hello of 1 MiB at most, within "
+            f"{self._config.hello_seconds:g} s"
+        )
+
+    def _refusal(self, hello: pb.Hello, stream: Stream) -> pb.FromCollector | None:
+        if (reason := contract.refusal(hello)) is not None:
+            self.refused["version"] += 1
+            return answers.refused(reason)
+        if self._tokens is not None:
+            self.reload_tokens()
+            stream.token = self._tokens.admit(hello.token)
+            if stream.token is None:
+                self.refused["token"] += 1
+                log.warning("%s: refused, its token is %s", stream.peer, _how_wrong(hello))
+                return answers.refused(
+                    f"the token is {_how_wrong(hello)}: set token_file (RANKSCOPE_TOKEN_FILE) to a "
+                    "file with the token of this collector"
+                )
+        hello.ClearField("token")
         return None
 
+    async def _answer_probe(self, hello: pb.Hello, stream: Stream) -> None:
+        if hello.status:
+            status = await asyncio.to_thread(self._status)
+            status.streams, status.held_bytes = self.streams, self.held_bytes
+            stream.send(pb.FromCollector(status=status))
+        stream.send(contract.who_answers(VERSION, self._config.max_message_bytes))
+
     async def _enter(self, hello: pb.Hello, stream: Stream) -> "RunService | None":
-        from rankscope.collector.runs import BadHello
+        from rankscope.collector.runs import BadHello, TooMuch
         from rankscope.collector.store import StoreError
 
         entering = asyncio.ensure_future(
@@ -190,6 +204,8 @@ class Servicer(collector_pb2_grpc.CollectorServicer):
             raise
         except BadHello as error:
             stream.send(answers.refused(str(error)))
+        except TooMuch as error:
+            stream.send(answers.overloaded(str(error)))
         except StoreError as error:
             log.error("%s", error)
             stream.send(answers.no_space(str(error), closes_stream=True))
@@ -215,6 +231,10 @@ class Servicer(collector_pb2_grpc.CollectorServicer):
                     await stream.hold(len(message.tensor_chunk.data))
                     chunk = message.tensor_chunk
                     committer.post(partial(committer.chunk, process, chunk, stream))
+                elif stream.too_many_heartbeats():  # a message that says nothing counts as one
+                    stream.send(answers.overloaded("this stream floods: too many heartbeats"))
+                    stream.close()
+                    break
                 elif message.HasField("heartbeat"):
                     stream.send(answers.ack(stream.durable, stream.refuses_tensors))
         except asyncio.CancelledError:
@@ -224,6 +244,10 @@ class Servicer(collector_pb2_grpc.CollectorServicer):
         committer.post(partial(committer.half_closed, process, stream))
 
 
+def _how_wrong(hello: pb.Hello) -> str:
+    return "wrong" if hello.token else "missing"
+
+
 def _broken(process: str, stream: Stream, entering: "asyncio.Future[RunService]") -> None:
     """The stream ended while its run was being opened."""
     if not entering.cancelled() and entering.exception() is None:
@@ -231,17 +255,62 @@ def _broken(process: str, stream: Stream, entering: "asyncio.Future[RunService]"
         committer.post(partial(committer.broken, process, stream))
 
 
-async def start(servicer: Servicer, config: Config, address: str) -> tuple[grpc.aio.Server, int]:
-    """A server that listens on HOST:PORT, and its port (port 0 takes a free one)."""
+async def start(
+    servicer: Servicer,
+    config: Config,
+    address: str,
+    access: Access | None = None,
+    *,
+    health: bool = False,
+) -> tuple[grpc.aio.Server, int]:
+    """A server that listens on HOST:PORT (port 0 takes a free one) or unix:/PATH, and its port.
+
+    Raises AccessError for files that cannot be used, RuntimeError for an address that cannot.
+    """
     server = grpc.aio.server(
         options=[
             ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+            ("grpc.keepalive_time_ms", 60_000),  # a peer that is gone without a word
+            ("grpc.keepalive_timeout_ms", 20_000),
             ("grpc.so_reuseport", 0),
             ("grpc.max_receive_message_length", config.max_message_bytes),
             ("grpc.max_send_message_length", config.max_message_bytes),
         ]
     )
-    collector_pb2_grpc.add_CollectorServicer_to_server(servicer, server)
-    port = server.add_insecure_port(address)
+    server.add_generic_rpc_handlers((_handlers(servicer),))
+    if health:
+        await _add_health(server)
+    port = _bind(server, address, access or Access())
     await server.start()
     return server, port
+
+
+def _handlers(servicer: Servicer) -> grpc.GenericRpcHandler:
+    """As the generated code has them, but that messages are looked at before they are parsed."""
+    collect = grpc.stream_stream_rpc_method_handler(
+        servicer.Collect,
+        request_deserializer=read_message,
+        response_serializer=pb.FromCollector.SerializeToString,
+    )
+    return grpc.method_handlers_generic_handler(SERVICE, {"Collect": collect})
+
+
+async def _add_health(server: grpc.aio.Server) -> None:
+    """grpc.health.v1, for probes; it asks for no token and says nothing but SERVING."""
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+    from grpc_health.v1.health import aio
+
+    servicer = aio.HealthServicer()
+    await servicer.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+
+
+def _bind(server: Any, address: str, access: Access) -> int:
+    mask = os.umask(0o177) if address.startswith("unix:") else None  # the socket is its owner's
+    try:
+        if access.uses_tls:
+            return int(server.add_secure_port(address, Certificates(access).credentials()))
+        return int(server.add_insecure_port(address))
+    finally:
+        if mask is not None:
+            os.umask(mask)

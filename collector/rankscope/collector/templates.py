@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rankscope.collector.columns import Rows, Texts
 from rankscope.collector.outlines import TEMPLATES, ParsedOutline
@@ -26,6 +27,8 @@ class Templates:
         self._texts = {name: Texts(table[name].to_pylist()) for name in _TEXTS}
         self._arrays = {name: table[name] for name in ("shape", "requires_grad")}
         self._elements: Rows = table["elements"].fill_null(0).to_numpy()
+        counts = pc.fill_null(pc.list_value_length(table["shape"]), 0)
+        self.dimensions: Rows = counts.to_numpy(zero_copy_only=False).astype(np.int64)
         nothing = np.zeros(0, np.uint8)
         self._forms = np.concatenate([nothing, *(outline.forms for outline in outlines)])
         sizes = np.array([0, *(outline.leaves for outline in outlines)], np.int64)

@@ -27,6 +27,11 @@ class Worker(threading.Thread):
         """Have something done in this thread; from any thread."""
         self._inbox.put(call)
 
+    @property
+    def queued(self) -> int:
+        """Calls that wait to be done."""
+        return self._inbox.qsize()
+
     def ask(self, question: Callable[[], T]) -> T:
         """What only this thread may look up; from another thread, which waits."""
         answer: Future[T] = Future()

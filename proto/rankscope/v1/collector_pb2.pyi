@@ -84,7 +84,7 @@ class FromAgent(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., batch: _Optional[_Union[SequencedBatch, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., tensor_chunk: _Optional[_Union[TensorChunk, _Mapping]] = ...) -> None: ...
 
 class FromCollector(_message.Message):
-    __slots__ = ("welcome", "ack", "want", "command", "problem", "farewell", "notice")
+    __slots__ = ("welcome", "ack", "want", "command", "problem", "farewell", "notice", "status")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
     WANT_FIELD_NUMBER: _ClassVar[int]
@@ -92,6 +92,7 @@ class FromCollector(_message.Message):
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
     FAREWELL_FIELD_NUMBER: _ClassVar[int]
     NOTICE_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     ack: Ack
     want: Want
@@ -99,10 +100,11 @@ class FromCollector(_message.Message):
     problem: Problem
     farewell: Farewell
     notice: Notice
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., want: _Optional[_Union[Want, _Mapping]] = ..., command: _Optional[_Union[Command, _Mapping]] = ..., problem: _Optional[_Union[Problem, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ...) -> None: ...
+    status: Status
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., want: _Optional[_Union[Want, _Mapping]] = ..., command: _Optional[_Union[Command, _Mapping]] = ..., problem: _Optional[_Union[Problem, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., status: _Optional[_Union[Status, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "agent_version", "process_uuid", "run", "run_key", "host", "boot_id", "pid", "process_started", "attempt", "parent_process_uuid", "parent_pid", "rank", "device", "recording", "versions", "dump_path", "spool_path", "token", "pid_namespace", "delivered_later", "probe")
+    __slots__ = ("protocol_version", "agent_version", "process_uuid", "run", "run_key", "host", "boot_id", "pid", "process_started", "attempt", "parent_process_uuid", "parent_pid", "rank", "device", "recording", "versions", "dump_path", "spool_path", "token", "pid_namespace", "delivered_later", "probe", "status")
     class VersionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -132,6 +134,7 @@ class Hello(_message.Message):
     PID_NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     DELIVERED_LATER_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     agent_version: str
     process_uuid: str
@@ -154,7 +157,8 @@ class Hello(_message.Message):
     pid_namespace: int
     delivered_later: bool
     probe: bool
-    def __init__(self, protocol_version: _Optional[int] = ..., agent_version: _Optional[str] = ..., process_uuid: _Optional[str] = ..., run: _Optional[str] = ..., run_key: _Optional[str] = ..., host: _Optional[str] = ..., boot_id: _Optional[str] = ..., pid: _Optional[int] = ..., process_started: _Optional[float] = ..., attempt: _Optional[int] = ..., parent_process_uuid: _Optional[str] = ..., parent_pid: _Optional[int] = ..., rank: _Optional[_Union[Rank, _Mapping]] = ..., device: _Optional[str] = ..., recording: _Optional[_Union[Recording, _Mapping]] = ..., versions: _Optional[_Mapping[str, str]] = ..., dump_path: _Optional[str] = ..., spool_path: _Optional[str] = ..., token: _Optional[str] = ..., pid_namespace: _Optional[int] = ..., delivered_later: bool = ..., probe: bool = ...) -> None: ...
+    status: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., agent_version: _Optional[str] = ..., process_uuid: _Optional[str] = ..., run: _Optional[str] = ..., run_key: _Optional[str] = ..., host: _Optional[str] = ..., boot_id: _Optional[str] = ..., pid: _Optional[int] = ..., process_started: _Optional[float] = ..., attempt: _Optional[int] = ..., parent_process_uuid: _Optional[str] = ..., parent_pid: _Optional[int] = ..., rank: _Optional[_Union[Rank, _Mapping]] = ..., device: _Optional[str] = ..., recording: _Optional[_Union[Recording, _Mapping]] = ..., versions: _Optional[_Mapping[str, str]] = ..., dump_path: _Optional[str] = ..., spool_path: _Optional[str] = ..., token: _Optional[str] = ..., pid_namespace: _Optional[int] = ..., delivered_later: bool = ..., probe: bool = ..., status: bool = ...) -> None: ...
 
 class Rank(_message.Message):
     __slots__ = ("rank", "world_size", "local_rank", "source", "coordinates", "group", "replica")
@@ -198,14 +202,16 @@ class Recording(_message.Message):
     def __init__(self, task: _Optional[str] = ..., level: _Optional[str] = ..., summary_mode: _Optional[str] = ..., precision: _Optional[str] = ..., extra_info: bool = ..., config_json: _Optional[str] = ...) -> None: ...
 
 class SequencedBatch(_message.Message):
-    __slots__ = ("sequence", "payload", "crc32")
+    __slots__ = ("sequence", "payload", "crc32", "newest_sequence")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     CRC32_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     payload: bytes
     crc32: int
-    def __init__(self, sequence: _Optional[int] = ..., payload: _Optional[bytes] = ..., crc32: _Optional[int] = ...) -> None: ...
+    newest_sequence: int
+    def __init__(self, sequence: _Optional[int] = ..., payload: _Optional[bytes] = ..., crc32: _Optional[int] = ..., newest_sequence: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("time",)
@@ -508,3 +514,57 @@ class Notice(_message.Message):
     level: str
     text: str
     def __init__(self, level: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
+
+class Status(_message.Message):
+    __slots__ = ("streams", "held_bytes", "runs")
+    STREAMS_FIELD_NUMBER: _ClassVar[int]
+    HELD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    streams: int
+    held_bytes: int
+    runs: _containers.RepeatedCompositeFieldContainer[RunStatus]
+    def __init__(self, streams: _Optional[int] = ..., held_bytes: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[RunStatus, _Mapping]]] = ...) -> None: ...
+
+class RunStatus(_message.Message):
+    __slots__ = ("run", "events", "bytes", "disk_bytes", "queued", "problem", "processes")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    events: int
+    bytes: int
+    disk_bytes: int
+    queued: int
+    problem: str
+    processes: _containers.RepeatedCompositeFieldContainer[ProcessStatus]
+    def __init__(self, run: _Optional[str] = ..., events: _Optional[int] = ..., bytes: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., queued: _Optional[int] = ..., problem: _Optional[str] = ..., processes: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ...) -> None: ...
+
+class ProcessStatus(_message.Message):
+    __slots__ = ("process_uuid", "host", "pid", "folder", "state", "step", "durable_sequence", "behind", "silent_seconds", "dropped_events", "refused_batches")
+    PROCESS_UUID_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    DURABLE_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_FIELD_NUMBER: _ClassVar[int]
+    SILENT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_EVENTS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    process_uuid: str
+    host: str
+    pid: int
+    folder: str
+    state: str
+    step: int
+    durable_sequence: int
+    behind: int
+    silent_seconds: float
+    dropped_events: int
+    refused_batches: int
+    def __init__(self, process_uuid: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., folder: _Optional[str] = ..., state: _Optional[str] = ..., step: _Optional[int] = ..., durable_sequence: _Optional[int] = ..., behind: _Optional[int] = ..., silent_seconds: _Optional[float] = ..., dropped_events: _Optional[int] = ..., refused_batches: _Optional[int] = ...) -> None: ...

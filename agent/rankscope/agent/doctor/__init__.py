@@ -15,6 +15,7 @@ import typer
 from rankscope.agent.doctor import host, job, network, software
 from rankscope.agent.doctor.finding import LEVELS, Finding, worst
 from rankscope.agent.settings import addresses
+from rankscope.agent.transport.config import TransportConfig
 
 _COLOURS = {"ok": "green", "warning": "yellow", "fault": "red"}
 
@@ -76,7 +77,9 @@ def examine(
     if not config.collector:
         yield software.collector()
     for place in config.collector:
-        yield from network.collector_at(place, timeout_seconds)
+        yield from network.collector_at(
+            place, timeout_seconds, TransportConfig.from_mapping(vars(config))
+        )
 
 
 def _lines(finding: Finding) -> Iterator[str]:

@@ -1,24 +1,33 @@
 """Checks of the way to a collector: address, connection, contract, token and clock."""
 
 import socket
-import ssl
 import time
 from collections.abc import Iterator
 
 from rankscope.agent.doctor.finding import Finding, fault, ok, warning
+from rankscope.agent.errors import ConfigError
 from rankscope.agent.hello import PROTOCOL_VERSION
+from rankscope.agent.transport.channel import open_channel, read_secrets, why_not, with_token
+from rankscope.agent.transport.config import TransportConfig
 from rankscope.agent.transport.sender import load_grpc
 from rankscope.v1 import collector_pb2 as pb
 
 CLOCK_SECONDS = 1.0
 
 
-def collector_at(address: str, timeout_seconds: float) -> Iterator[Finding]:
+def collector_at(
+    address: str, timeout_seconds: float, config: TransportConfig
+) -> Iterator[Finding]:
     """From the name to the answer; ends with the first step that fails."""
-    reached = _reach(address, timeout_seconds)
-    yield reached
-    if reached.level != "fault":
-        yield from _ask(address, timeout_seconds)
+    if not address.startswith("unix:"):
+        reached = _reach(address, timeout_seconds)
+        yield reached
+        if reached.level == "fault":
+            return
+    try:
+        yield from _ask(address, timeout_seconds, config)
+    except ConfigError as error:
+        yield fault("access", str(error), "correct the setting, or make the file readable")
 
 
 def _reach(address: str, timeout_seconds: float) -> Finding:
@@ -36,7 +45,7 @@ def _reach(address: str, timeout_seconds: float) -> Finding:
         return fault(
             "address",
             f"{address}: nothing listens on this port",
-            f"start it there: rankscope serve --listen 0.0.0.0:{port} --store FOLDER",
+            f"start it there: rankscope serve --listen 0.0.0.0:{port} --insecure --store FOLDER",
         )
     except OSError as error:
         return fault(
@@ -52,22 +61,24 @@ def split(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _ask(address: str, timeout_seconds: float) -> Iterator[Finding]:
+def _ask(address: str, timeout_seconds: float, config: TransportConfig) -> Iterator[Finding]:
     grpc, stubs = load_grpc(lambda level, text: None)
+    hello = with_token(config, pb.Hello(protocol_version=PROTOCOL_VERSION, probe=True))
     began = time.time()
+    options = [("grpc.enable_http_proxy", 0)]
     try:
-        with grpc.insecure_channel(address, [("grpc.enable_http_proxy", 0)]) as channel:
-            hello = pb.Hello(protocol_version=PROTOCOL_VERSION, probe=True)
+        with open_channel(grpc, config, read_secrets(config), address, options) as channel:
             call = stubs.CollectorStub(channel).Collect(
                 iter([pb.FromAgent(hello=hello)]), timeout=timeout_seconds
             )
             answer = next(iter(call), None)
     except grpc.RpcError as error:
-        yield _no_answer(address, f"{error.code().name}: {error.details()}", timeout_seconds)
+        seen = f"{error.code().name}: {error.details()}"
+        yield _no_answer(address, seen, timeout_seconds, config)
         return
     took = time.time() - began
     if answer is None or answer.WhichOneof("message") not in ("welcome", "problem"):
-        yield _no_answer(address, "it said nothing", timeout_seconds)
+        yield _no_answer(address, "it said nothing", timeout_seconds, config)
     elif answer.HasField("problem"):
         yield _refused(address, answer.problem)
     else:
@@ -76,30 +87,19 @@ def _ask(address: str, timeout_seconds: float) -> Iterator[Finding]:
             yield clock(answer.welcome.time - (began + took / 2), took)
 
 
-def _no_answer(address: str, why: str, timeout_seconds: float) -> Finding:
-    if _speaks_tls(address, timeout_seconds):
+def _no_answer(address: str, seen: str, timeout_seconds: float, config: TransportConfig) -> Finding:
+    why = why_not(config, address, timeout_seconds)
+    if why.startswith("it speaks TLS"):
         return fault(
             "collector",
             f"{address} speaks TLS, and this agent does not",
-            "name its port without TLS, or an agent and settings that use TLS",
+            "name its port without TLS, or set tls_ca (RANKSCOPE_TLS_CA)",
         )
     return fault(
         "collector",
-        f"{address} does not answer as a collector ({why})",
+        f"{address} does not answer as a collector ({why or seen})",
         "look at the port, at proxies in between, and at the collector's log",
     )
-
-
-def _speaks_tls(address: str, timeout_seconds: float) -> bool:
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    host, port = split(address)
-    try:
-        with socket.create_connection((host, port), timeout_seconds) as plain:
-            with context.wrap_socket(plain, server_hostname=host):
-                return True
-    except OSError:
-        return False
 
 
 def _refused(address: str, problem: pb.Problem) -> Finding:

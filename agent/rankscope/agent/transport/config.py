@@ -20,6 +20,13 @@ class TransportConfig:
     """Absolute; the embedded collector's RUN. Only names the spool when `collector` is set."""
     collector: tuple[str, ...] = ()
     """Addresses in the order to try; empty: a collector is started on this host for `dump_path`."""
+    token_file: Path | None = None
+    """Its first line is shown to the collector."""
+    tls_ca: Path | None = None
+    """PEM of whoever signs collectors' certificates; with it or `tls_cert` TLS is spoken."""
+    tls_cert: Path | None = None
+    """PEM shown to collectors that ask for one; needs `tls_key`."""
+    tls_key: Path | None = None
     spool_path: Path | None = None
     """Holds a folder per destination; None: RUN.rankscope/spool or the user's state folder."""
     spool_limit_bytes: int = 2 << 30
@@ -60,6 +67,8 @@ class TransportConfig:
     def __post_init__(self) -> None:
         if self.on_full not in ("drop", "block"):
             raise ConfigError(f"on_full: {self.on_full!r} is not allowed; allowed: drop, block")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ConfigError("tls_cert and tls_key: one without the other; allowed: both or none")
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, int | float) and value < 0:

@@ -10,8 +10,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
+from rankscope.agent.transport.channel import (
+    AccessError,
+    Secrets,
+    open_channel,
+    read_secrets,
+    uses_tls,
+    why_not,
+    with_token,
+)
 from rankscope.agent.transport.config import TransportConfig
 from rankscope.agent.transport.spool import Outbox
 from rankscope.agent.transport.stream import LogFunction, Stream
@@ -22,6 +32,7 @@ if TYPE_CHECKING:
 
 MESSAGE_LIMIT_BYTES = 16 << 20
 REFUSED_PAUSE_SECONDS = 10.0
+_WHY_SECONDS = 1.0
 _left_open: list[object] = []
 
 
@@ -106,7 +117,8 @@ class Sender:
         self._cut = False  # the channel is to be closed with its call
         self._began: float | None = None
         self._channel: grpc.Channel | None = None
-        self._channel_address = ""
+        self._channel_to: tuple[str, Secrets] | None = None
+        self._asked_why = False
         self._stream: Stream | None = None
         self._call: Any = None
         self._thread: threading.Thread | None = None
@@ -204,7 +216,11 @@ class Sender:
                     self._channel = None
                     self.last_problem = str(error)
                     return
-                self._say("error", "attempt", f"cannot stream ({type(error).__name__}: {error})")
+                if isinstance(error, AccessError):
+                    self._say("error", "access", f"{error}; {self._kept()}")
+                else:
+                    name = type(error).__name__
+                    self._say("error", "attempt", f"cannot stream ({name}: {error})")
                 self.last_problem = f"{type(error).__name__}: {error}"
                 self._attempts += 1
                 pause = self._backoff()
@@ -218,7 +234,8 @@ class Sender:
         if address is None:
             return self._locator.retry_seconds
         self.address = address
-        stream = Stream(self._config, self._hello(), self._outbox, self)
+        hello = with_token(self._config, self._hello())
+        stream = Stream(self._config, hello, self._outbox, self)
         stub = self._stub(address)
         self._attempts += 1
         known = set(threading.enumerate())
@@ -255,10 +272,11 @@ class Sender:
 
     def _stub(self, address: str) -> Any:
         grpc, collector_pb2_grpc = load_grpc(self._log)
-        if self._channel is None or self._channel_address != address:
+        secrets = read_secrets(self._config)
+        if self._channel is None or self._channel_to != (address, secrets):
             self._close_channel()
-            self._channel = grpc.insecure_channel(address, options=self._options())
-            self._channel_address = address
+            self._channel = open_channel(grpc, self._config, secrets, address, self._options())
+            self._channel_to = (address, secrets)
         self._cut = False
         return collector_pb2_grpc.CollectorStub(self._channel)
 
@@ -357,11 +375,35 @@ class Sender:
     # ------------------------------------------------------------------ what the user is told
 
     def _say_unreachable(self) -> None:
-        if self.address:
-            where = ", ".join(self._config.collector) or self.address
-            why = f" ({self.last_problem})" if self.last_problem else ""
-            kept = self._kept()
-            self._say("warning", "unreachable", f"no collector answers at {where}{why}; {kept}")
+        if not self.address or self._asked_why:
+            return
+        self._asked_why = True
+        if not self._config.collector:
+            return self._say_why("")
+        asking = threading.Thread(target=self._ask_why, name="rankscope-why", daemon=True)
+        try:
+            asking.start()
+        except RuntimeError:
+            self._say_why("")
+
+    def _ask_why(self) -> None:
+        """gRPC does not say why it cannot connect, so a connection of our own is asked."""
+        why = ""
+        if uses_tls(self._config) or not self.last_problem:
+            with suppress(Exception):
+                why = why_not(self._config, self.address, _WHY_SECONDS)
+        self._say_why(why)
+
+    def _say_why(self, why: str) -> None:
+        if self.welcome is not None or self._stopping.is_set():
+            return
+        if why:
+            self.last_problem = why
+        where = ", ".join(self._config.collector) or self.address
+        why = why or self.last_problem
+        why = f" ({why})" if why else ""
+        kept = self._kept()
+        self._say("warning", "unreachable", f"no collector answers at {where}{why}; {kept}")
 
     def _say_broken(self, code: Any, error: Exception) -> None:
         if self.welcome is not None and not self._stopping.is_set():

@@ -246,6 +246,7 @@ class Stream:
         message = pb.FromAgent()
         batch = message.batch  # filled in place: a nested constructor would copy the payload twice
         batch.sequence, batch.payload, batch.crc32 = stored
+        batch.newest_sequence = self._outbox.last_sequence
         return message
 
     def _read_next(self) -> Stored | None:

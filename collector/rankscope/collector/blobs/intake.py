@@ -228,8 +228,8 @@ class Intake:
 
     def _take(self, process: str, chunk: pb.TensorChunk, session: Session) -> None:
         receiver = self._receivers.get(process)
-        if receiver is None:
-            return
+        if receiver is None:  # nothing was asked for
+            return session.release(len(chunk.data))
         try:
             if chunk.missing:
                 arrived = receiver.missing(chunk.digest)

@@ -54,7 +54,7 @@ def bring(
 
 def _adopt(store: BlobStore, spool: Path, blob: pb.Blob) -> Adopted | None:
     path = spool / blob.file
-    if not os.access(path, os.R_OK | os.W_OK):
+    if path.is_symlink() or not os.access(path, os.R_OK | os.W_OK):
         return None
     try:
         return store.adopt(path, Tensor.of(blob), blob.offset)
@@ -69,7 +69,7 @@ def _bring_small(store: BlobStore, blobs: Iterable[pb.Blob], spool: Path) -> lis
         by_file.setdefault(blob.file, []).append(blob)
     for name, members in by_file.items():
         try:
-            fd = os.open(spool / name, os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(spool / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
             lacking += members
             continue
