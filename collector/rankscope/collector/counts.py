@@ -66,5 +66,6 @@ def stored_events(tables: Path) -> int:
     path = tables / "nodes"
     if not (path / "_delta_log").is_dir():
         return 0
-    actions = DeltaTable(path).get_add_actions(flatten=True)
-    return sum(int(count or 0) for count in pa.array(actions["num_records"]).to_pylist())
+    actions = pa.table(DeltaTable(path).get_add_actions(flatten=True))
+    counts = actions["num_records"].to_pylist() if actions.num_rows else []
+    return sum(int(count or 0) for count in counts)
