@@ -270,3 +270,35 @@ def test_token_range_ends_with_its_stop(record):
         recorded.step()
     assert recorded.forwards(0) == ["Torch.relu.0", "Torch.relu.1"]
     assert recorded.forwards(1) == [f"Torch.relu.{n}" for n in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("data_mode", "backward", "told"),
+    [
+        (["backward"], False, True),
+        (["backward"], True, False),
+        (["output"], False, False),
+        (["all"], False, False),
+    ],
+)
+def test_a_step_that_data_mode_leaves_empty_is_told(said, monkeypatch, data_mode, backward, told):
+    recorded = Recorded(monkeypatch, "L1", statistics={"data_mode": data_mode})
+    for _ in range(2):
+        with recorded:
+            loss = torch.relu(torch.ones(2, requires_grad=True)).sum()
+            if backward:
+                loss.backward()
+        recorded.step()
+    lines = [text for text in said() if "holds no values" in text]
+    line = "step 0 holds no values: nothing happened between start() and stop() "
+    assert lines == (
+        [line + "that level L1, data_mode ['backward', 'input', 'output'] keeps"] if told else []
+    )
+
+
+def test_a_step_without_a_call_is_told(said, monkeypatch):
+    recorded = Recorded(monkeypatch, "L1")
+    with recorded:
+        pass
+    recorded.step()
+    assert [text for text in said() if "step 0 holds no values" in text]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from rankscope.agent.config import Config
+
 _MOST_NAMES = 8
 
 
@@ -36,6 +38,19 @@ def left_out(risk_level: str | None, names: Collection[str]) -> str:
 def unused(text: str, step: int) -> str:
     """That no record of a step has met a filter."""
     return f"{text} is the name of no record of step {step}"
+
+
+def no_data(config: Config, step: int) -> str:
+    """That a step was recorded and holds no value."""
+    asked = f"level {config.level}"
+    if len(config.data_mode) < 4:  # of forward, backward, input, output
+        asked += f", data_mode {sorted(config.data_mode)}"
+    if config.list or config.scope:
+        asked += f", list {list(config.list)}, scope {list(config.scope)}"
+    return (
+        f"step {step} holds no values: nothing happened between start() and stop() "
+        f"that {asked} keeps"
+    )
 
 
 def ranks_outside(ranks: Collection[int], world_size: int) -> str:

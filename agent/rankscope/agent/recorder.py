@@ -73,6 +73,7 @@ class Recorder:
         self._times = array("d")
         self._values = array("q")
         self._first_event = 0
+        self.events_with_data = 0  # so far
         self._step_events: Counter[int] = Counter()  # of batches already taken
         self._announced: set[int] = set()  # stacks whose text has been sent
         self._control = pb.Batch()
@@ -120,6 +121,7 @@ class Recorder:
                 if capture is not None and needed and capture.lacks_room(needed):
                     continue  # another thread was faster
                 if outline:
+                    self.events_with_data += 1
                     if outlines is not self.outlines:  # begun anew since
                         del tensors[:], values[:]
                         outline = self.outlines.scan(parts, part, tensors, values)

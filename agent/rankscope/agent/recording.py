@@ -67,6 +67,7 @@ class Recording:
         self._closed = False
         self._forked = False
         self._budget = Budget(config.overhead_budget)
+        self._data_before = 0  # events with data before this step
         self._ended: float | None = None  # when the step before this one ended
         self._connection = Connection(self._recorder, self._flush_on_signal)
         self._tokens: TokenRange | None = None
@@ -308,6 +309,8 @@ class Recording:
             if not any(entry in name for name in self._recorder.names):
                 text = f"tensor_list entry {entry!r}"
                 self._say_once("warning", notices.unused(text, session.step), about=text)
+        if session.has_data and self._recorder.events_with_data == self._data_before:
+            self._say_once("warning", notices.no_data(self._config, session.step), about="no data")
         names, session.left_out = session.left_out, {}
         if self._connection.rank is None or self._connection.rank.rank == 0:
             if text := notices.left_out(session.risk_level, names):
@@ -377,6 +380,7 @@ class Recording:
             self._connection.open(self._config)
         if not session.recording_step:
             session.recording_step = True
+            self._data_before = self._recorder.events_with_data
             session.leave_out(self._budget.shed)
             self._recorder.step_event(session.step, pb.StepEvent.BEGIN)
         session.run(True)
