@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import queue
 import subprocess
 import sys
 import time
@@ -84,6 +85,13 @@ def start(tmp_path):
     yield start
     for daemon in started:
         daemon.stop()
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory):
+    started = Daemon(tmp_path_factory.mktemp("names") / "store")
+    yield started
+    started.stop()
 
 
 def told(agent):
@@ -395,13 +403,11 @@ def test_attacks_are_refused_with_a_reason_while_others_go_on(start, attack, rea
 
 def test_a_stream_that_says_nothing_is_ended(start):
     daemon = start("--hello-seconds", "0.2")
-    silent = FakeAgent(daemon.address, hello("run"))
-    silent.hello = None
     with grpc.insecure_channel(daemon.address, [("grpc.enable_http_proxy", 0)]) as channel:
         collect = channel.stream_stream(
             "/rankscope.v1.Collector/Collect", response_deserializer=pb.FromCollector.FromString
         )
-        never = __import__("queue").SimpleQueue()
+        never = queue.SimpleQueue()
         (answer,) = list(collect(iter(never.get, None), timeout=20))
         never.put(None)
     assert "within 0.2 s" in answer.problem.message

@@ -11,34 +11,39 @@ MOST_BYTES = 128
 
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+=-]*")
 _DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
-_SAFE = "_.:@+=-"
 _MARK_DIGITS = 16
 
 
 def folder_name(run: str) -> str:
-    """A name for the folder of a run: itself when it is plain, else with %XX for what is not (as in
-    URLs), and cut, with a hash at its end, when that is too long. Different runs get different
-    names; `run_of` and `run.json` beside the run tell the name again.
+    """A name for the folder of a run: itself when it is plain, else `+` and the name with +XX for
+    what is not (as URLs have %XX), or, when that is too long, its begin and a hash. Different runs
+    get different names; `run_of` and `run.json` beside the run tell the name again.
     """
-    name = quote(run.encode(errors="surrogatepass"), safe=_SAFE).replace("~", "%7E")
+    reserved = _DEVICES.fullmatch(run) or run.endswith((".rankscope", "."))
+    if _PLAIN.fullmatch(run) and not reserved and len(run) <= MOST_BYTES:
+        return run
+    # Not %XX itself: the libraries below take paths for URLs, and %2E%2E for the folder above.
+    name = "+" + quote(run.encode(errors="surrogatepass"), safe="_.:@-").replace("~", "%7E")
     if name.endswith((".rankscope", ".")):
         head, _, tail = name.rpartition(".")
         name = f"{head}%2E{tail}"
-    if not _PLAIN.fullmatch(name[:1]) or _DEVICES.fullmatch(name):
-        name = name if name.startswith("%") else f"%{ord(name[0]):02X}{name[1:]}"
+    name = name.replace("%", "+")
     return name if len(name) <= MOST_BYTES else marked(name, run)
 
 
 def marked(name: str, run: str) -> str:
-    """The name with a hash of the run's at its end, which no other run has."""
+    """The begin of the name with a hash of the run's at its end, which no other run has."""
     mark = hashlib.sha256(run.encode(errors="surrogatepass")).hexdigest()[:_MARK_DIGITS]
-    cut = re.sub(r"%.?$", "", name[: MOST_BYTES - _MARK_DIGITS - 1])
-    return f"{cut}~{mark}"
+    return f"+={name[: MOST_BYTES - _MARK_DIGITS - 3]}={mark}"
 
 
 def run_of(folder: str) -> str | None:
     """The run of a folder's name; None for one that was marked: run.json tells that."""
-    return None if "~" in folder else unquote(folder, errors="surrogatepass")
+    if folder.startswith("+="):
+        return None
+    if not folder.startswith("+"):
+        return folder
+    return unquote(folder[1:].replace("+", "%"), errors="surrogatepass")
 
 
 def known_name(side_path: Path) -> str | None:
