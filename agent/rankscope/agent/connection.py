@@ -16,6 +16,7 @@ from rankscope.agent.config import Config
 from rankscope.agent.coordinates import coordinates
 from rankscope.agent.log import log
 from rankscope.agent.recorder import Recorder
+from rankscope.agent.statistics.faults import PATIENCE
 from rankscope.agent.transport import Transport, TransportConfig, signals
 from rankscope.agent.transport.tensor_files import TensorFiles
 from rankscope.v1 import collector_pb2 as pb
@@ -73,6 +74,7 @@ class Connection:
         """Flush within the deadline and say goodbye. Safe to call twice."""
         if self._transport is not None:
             self._update_rank()
+            PATIENCE.shorten(timeout_seconds / 2)
             self._transport.close(reason, timeout_seconds)
 
     def abandon_after_fork(self) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from blake3 import blake3
 
+from rankscope.agent.statistics.faults import PATIENCE
 from rankscope.agent.statistics.memory import array_at
 
 from .memory import Region
@@ -24,7 +25,10 @@ RENEW_SECONDS = 600.0
 class Blob:
     """Equal contents of one dtype and shape share one, as far as that is noticed."""
 
-    __slots__ = ("digest", "dtype", "event", "host", "made", "region", "shape", "size", "stored")
+    __slots__ = (
+        *("digest", "dtype", "event", "failed", "host", "made"),
+        *("region", "shape", "size", "stored"),
+    )
 
     def __init__(self, dtype: torch.dtype, shape: Sequence[int], size: int) -> None:
         self.dtype = dtype
@@ -36,13 +40,14 @@ class Blob:
         self.host: torch.Tensor | None = None  # copy from a device, complete after `event`
         self.event: Any = None
         self.stored = False
+        self.failed = False  # the device never gave the bytes
 
     @property
     def view(self) -> memoryview:
-        """The bytes; waits for a copy that is under way."""
+        """The bytes; waits for a copy that is under way. Raises what the device raises."""
         if self.event is not None:
-            self.event.synchronize()
-            self.event = None
+            event, self.event = self.event, None
+            PATIENCE.wait_for([event])
         if self.host is not None:
             return self.host.numpy().data
         assert self.region is not None

@@ -212,7 +212,8 @@ class Capture:
             if blob.stored:
                 indices[i] = digests.setdefault(blob.digest, len(digests) + 1)
             else:
-                self._leave_out(steps.of_tensor(i), "tensor_spool_full")
+                reason = "tensor_device_failed" if blob.failed else "tensor_spool_full"
+                self._leave_out(steps.of_tensor(i), reason)
         if digests:
             flags = np.frombuffer(columns.flags, np.uint8)
             columns.flags = (flags | np.where(indices, pb.IS_CAPTURED, 0).astype("u1")).tobytes()
@@ -248,7 +249,12 @@ class Capture:
         for blob in group:
             if blob.region is None:
                 continue
-            blob.digest = digest(blob.dtype, blob.shape, blob.view)
+            try:
+                view = blob.view
+            except Exception:
+                blob.failed = True
+                continue
+            blob.digest = digest(blob.dtype, blob.shape, view)
             earlier = self._by_digest.get(blob.digest)
             if earlier is not None and earlier.is_fresh:
                 continue  # the same content came by two ways
@@ -291,6 +297,8 @@ class Capture:
                 "no more tensors are captured: tensor_quota_bytes here, or the collector's, is "
                 "used up; those left out are counted"
             )
+        elif reason == "tensor_device_failed":
+            self._say("the device fails or does not answer: tensors on it are left out and counted")
         elif reason == "tensor_spool_full":
             self._say("the spool has no room for tensors: some are left out and counted")
 

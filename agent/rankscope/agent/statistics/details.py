@@ -151,7 +151,10 @@ class _Details:
         """Put the figures of the first `count` entries into the columns."""
         overrides: Overrides = {}
         for figures, events in self._events:
-            figures.reduce(events, self._rows, overrides, "")
+            try:
+                figures.reduce(events, self._rows, overrides, "")
+            except Exception as error:  # the tensor's usual statistics say so
+                figures.lose(self._rows, overrides, error)
         rows: Rows = np.zeros(count, self._rows.dtype)
         known = self._rows[:count]
         rows[: len(known)] = known

@@ -20,6 +20,7 @@ from rankscope.v1.collector_pb2 import HAS_CHECKSUM
 
 from .checksum import CHECKSUMS
 from .columns import MEASURED, Overrides
+from .faults import PATIENCE, Failed, reason_of
 from .guard import unseen
 from .table import STATISTICS
 
@@ -76,18 +77,23 @@ class DeviceResults:
         self._copies.append((entry, copy.copy_(flat, non_blocking=True)))
         self._copied_bytes += copy.numel()
         if self._copied_bytes > COPIED_BYTES:
-            for event in self.finish():
-                event.synchronize()
+            PATIENCE.wait_for(self.finish())
             self._sum_copies(checksum)
 
     def finish(self) -> list[Any]:
-        """Events that stand after what was queued, one a stream that was used."""
-        return [stream.record_event() for stream in self._streams.values()]
+        """Events that stand after what was queued, one a stream that was used. Never raises: the
+        one who waits learns what is wrong.
+        """
+        try:
+            return [stream.record_event() for stream in self._streams.values()]
+        except Exception as error:
+            return [Failed(error)]
 
     def reduce(self, events: list[Any], rows: Rows, overrides: Overrides, checksum: str) -> None:
-        """Wait for `events` and write everything into `rows`; one copy from the device a dtype."""
-        for event in events:
-            event.synchronize()
+        """Wait for `events` and write everything into `rows`; one copy from the device a dtype.
+        Where that raises, `lose` is to be called.
+        """
+        PATIENCE.wait_for(events)
         with unseen(), self._aside():
             self._pack()
             values = fetch([packed for _, _, packed in self._packed])
@@ -101,6 +107,14 @@ class DeviceResults:
         for entry, value in self._checksums:
             rows["checksum"][entry] = value
             rows["flags"][entry] |= np.uint64(HAS_CHECKSUM)
+
+    def lose(self, rows: Rows, overrides: Overrides, error: Exception) -> None:
+        """Nothing can be had from the device: the entries go without values and say why."""
+        waiting = [entry for entry, _ in (*self._copies, *self._checksums)]
+        note = f"statistics failed: {reason_of(error)}"
+        for entry in {*self._entries, *waiting}:
+            rows[entry] = np.zeros((), rows.dtype)
+            overrides[entry] = {"note": note}
 
     def _sum_copies(self, checksum: str) -> None:
         for entry, data in self._copies:

@@ -12,6 +12,7 @@ import torch
 
 from .columns import Overrides
 from .device import GROUP, DeviceResults, Rows, fetch, plain_numbers
+from .faults import PATIENCE
 from .guard import unseen
 from .spread import positions
 from .table import float_dtype
@@ -59,8 +60,7 @@ class DeviceFigures(DeviceResults):
 
     def reduce(self, events: list[Any], rows: Rows, overrides: Overrides, checksum: str) -> None:
         """Wait for `events` and write everything into `rows`."""
-        for event in events:
-            event.synchronize()
+        PATIENCE.wait_for(events)
         with unseen(), self._aside():
             self._pack()
             values = fetch([packed for _, _, packed in self._packed])

@@ -18,6 +18,7 @@ from .columns import ROW, Overrides, StatisticsColumns, columns_of, write_partia
 from .describe import Description
 from .device import DeviceResults, is_capturing
 from .dtypes import NUMERIC
+from .faults import reason_of
 from .guard import unseen
 from .kernel import LARGE_COUNT, codes, load_kernel, loop_over
 from .memory import LOWEST_ADDRESS, dense_pieces, extents_of, has_memory, logical_view
@@ -83,7 +84,7 @@ class TensorStatistics:
         except NoValues as error:
             note = self._drop(entry, note, str(error))
         except Exception as error:
-            reason = f"statistics failed: {type(error).__name__}: {error}"
+            reason = f"statistics failed: {reason_of(error)}"
             note = self._drop(entry, note, reason)
         if note:
             self._remark(entry, note)
@@ -279,7 +280,10 @@ class Pending:
         self._arena.reduce(self._rows, self._overrides, self._checksum)
         self._spare.append(self._arena)
         for results, events in self._devices:
-            results.reduce(events, self._rows, self._overrides, self._checksum)
+            try:
+                results.reduce(events, self._rows, self._overrides, self._checksum)
+            except Exception as error:
+                results.lose(self._rows, self._overrides, error)
         return columns_of(self._rows[: self.count], self._overrides)
 
 
