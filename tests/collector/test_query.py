@@ -334,6 +334,9 @@ def test_ls_as_json(run):
         "state": "open",
         "why": "",
         "dropped": 0,
+        "shed": "",
+        "agent_seconds": None,
+        "wall_seconds": None,
     }
 
 

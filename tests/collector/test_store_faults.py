@@ -1,6 +1,7 @@
 """kill -9, a full disk, torn files, other writers: nothing acknowledged is lost or doubled."""
 
 import errno
+import gc
 import os
 import random
 import signal
@@ -182,6 +183,7 @@ def small_disk(tmp_path):
     if mounted.returncode:
         pytest.skip("may not mount a file system")
     yield path
+    gc.collect()
     subprocess.run(["umount", path], check=True)
 
 

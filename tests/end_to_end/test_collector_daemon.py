@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from batches import Event, batch, linear_batch
@@ -83,7 +84,11 @@ def test_from_batch_to_layout(run, agents):
     assert document["dump_data_dir"] is None
     assert list(document["data"])[:5] == [f"Functional.linear.{n}.forward" for n in range(5)]
     stacks = json.loads((run / "step0/rank0/stack.json").read_text())
-    assert stacks == {"0": [["Functional.relu.0.forward"], ["File b.py, line 2"]]}
+    linear = [f"Functional.linear.{n}.forward" for n in range(5)]
+    assert stacks == {
+        "0": [linear, ["File a.py, line 1"]],
+        "1": [["Functional.relu.0.forward"], ["File b.py, line 2"]],
+    }
     sealed = wait_for(lambda: steps(run, "sealed"))
     assert [(s["step"], s["events"], s["missing"]) for s in sealed] == [(0, 6, "{}")]
     assert json.loads(sealed[0]["expected"]) == [agent.process]
@@ -174,13 +179,12 @@ def test_hello_must_come_first(daemon):
 
 
 @pytest.mark.parametrize("name", ["../r", "a/b", ".hidden", "x.rankscope", "a b"])
-def test_run_names_that_are_no_folder_are_refused(daemon, name):
+def test_run_names_that_are_no_folder_get_one_that_is(daemon, name):
     agent = FakeAgent(daemon.address, hello(name))
-    agent.connect(wait=False)
-    problem = agent.wait("problem")
-    assert problem.code == pb.Problem.REFUSED
-    assert name in problem.message
+    path = Path(agent.connect().run_path)
     agent.close()
+    assert path.parent == daemon.store
+    assert path.name.startswith("+")
 
 
 @pytest.mark.parametrize("process", ["", "../../x", "A" * 32, "a" * 31])
