@@ -10,7 +10,6 @@ for batch in data:
 
 from __future__ import annotations
 
-import atexit
 import functools
 import os
 from collections.abc import Callable
@@ -20,6 +19,8 @@ import torch
 
 from rankscope.agent.config import Config
 from rankscope.agent.errors import UsageError
+from rankscope.agent.exits import at_exit
+from rankscope.agent.log import log
 from rankscope.agent.recording import Recording
 from rankscope.agent.taps.modules import Model
 
@@ -52,7 +53,7 @@ class _OnInstanceOrClass:
 
 class PrecisionDebugger:
     """Records what a model computes. One per process: a second construction returns the first
-    object.
+    object, and a warning names its arguments that change nothing.
 
     `config_path` names a config.json in msProbe's form; `task`, `dump_path`, `level` and `step` win
     over it. Raises ConfigError when something in them is wrong, and leaves nothing behind then.
@@ -60,6 +61,7 @@ class PrecisionDebugger:
 
     _instance: ClassVar[PrecisionDebugger | None] = None
     _recording: Recording
+    _given: dict[str, Any]
 
     def __new__(
         cls,
@@ -69,12 +71,22 @@ class PrecisionDebugger:
         level: str | None = None,
         step: Any = None,
     ) -> PrecisionDebugger:
+        given = {
+            "config_path": config_path and os.fspath(config_path),
+            "task": task,
+            "dump_path": dump_path and os.fspath(dump_path),
+            "level": level,
+            "step": step,
+        }
         if cls._instance is None:
             load = functools.partial(Config.load, config_path, task, dump_path, level, step)
             instance = super().__new__(cls)
             instance._recording = Recording(load(), load)
-            atexit.register(instance._recording.close, "exit")
+            at_exit(functools.partial(instance._recording.close, "exit"))
+            instance._given = given
             cls._instance = instance
+        else:
+            _say_what_is_ignored(given, cls._instance._given)
         return cls._instance
 
     @property
@@ -144,6 +156,18 @@ class PrecisionDebugger:
     def restore_custom_api(self, module: Any, api: str) -> None:
         """Record calls of the function no longer."""
         self._recording.custom.restore(module, api)
+
+
+def _say_what_is_ignored(given: dict[str, Any], first: dict[str, Any]) -> None:
+    """Of a second construction, by another library perhaps."""
+    ignored = [f"{n}={value!r}" for n, value in given.items() if value not in (None, first[n])]
+    if ignored:
+        names = ", ".join(ignored)
+        log(
+            "warning",
+            f"PrecisionDebugger({names}) changes nothing: there is one in a process, and it was "
+            "made before",
+        )
 
 
 def module_dump(module: torch.nn.Module, module_name: str) -> None:

@@ -26,6 +26,8 @@ def install(
         return _nothing
     if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         return _nothing
+    if os.getpid() == 1:  # of a container: without a handler the signal does not end it
+        return _nothing
 
     def handle(number: int, frame: FrameType | None) -> None:
         if defer(lambda: os.kill(os.getpid(), number)):
