@@ -2,6 +2,7 @@
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -34,10 +35,13 @@ def watch(stage, seconds, **plan):
 
 
 def growth(samples, warm_up_share=0.4):
-    """Growth of the highest resident memory from the first part after the warm-up to the end."""
+    """Growth of the resident memory, as medians, from the first part after the warm-up to the last.
+
+    A commit or a seal takes memory for a moment; whose moment is the largest is chance.
+    """
     seconds = samples[-1][0]
     begin = warm_up_share * seconds
     middle = begin + (seconds - begin) / 2
-    early = max(size for at, size in samples if begin <= at < middle)
-    late = max(size for at, size in samples if at >= middle)
+    early = statistics.median(size for at, size in samples if begin <= at < middle)
+    late = statistics.median(size for at, size in samples if at >= middle)
     return late / early - 1.0
