@@ -209,9 +209,7 @@ def load(value: Any) -> Load:
     wrong = [name for name in names if not isinstance(name, str) or not is_name(name)]
     if not names or wrong:
         shown = show(wrong[0] if wrong else modules)
-        raise ValueError(
-            f"modules: {shown} is no list of Module.{{name}}.{{Class}}.forward.N"
-        )
+        raise ValueError(f"modules: {shown} is no list of Module.{{name}}.{{Class}}.forward.N")
     if not isinstance(record, bool | None):
         raise ValueError(f"dump_after_load: {show(record)} is not true or false")
     chosen = {}
