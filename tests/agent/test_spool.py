@@ -192,6 +192,28 @@ def test_a_live_spool_cannot_be_claimed_and_a_dead_one_by_one_only(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_script_may_close_our_descriptors_and_use_their_numbers(tmp_path):
+    folder, other = tmp_path / "spool", tmp_path / "the script's"
+    spool = open_spool(folder)
+    payloads, numbers = [], set()
+    for turn in range(3):
+        payloads += [b"before %d" % turn, b"after %d" % turn]
+        assert spool.append(payloads[-2])
+        for number in {spool._file.number, spool._lock.number} - numbers:
+            with open(other, "ab") as file:
+                os.dup2(file.fileno(), number)  # closes ours first
+            numbers.add(number)
+        assert spool.append(payloads[-1])
+    assert [spool.read(n + 1).payload for n in range(6)] == payloads
+    spool.close()
+    assert other.read_bytes() == b""
+    for number in numbers:
+        os.write(number, b"x")  # still the script's
+        os.close(number)
+    left = LeftoverSpool(folder, spools_in(folder)[UUID])
+    assert [left.read(n + 1).payload for n in range(6)] == payloads
+
+
 def test_a_lock_ends_with_its_process_even_if_a_forked_child_lives(tmp_path):
     spool = open_spool(tmp_path)
     assert spool.append(b"x")
@@ -206,9 +228,8 @@ def test_a_lock_ends_with_its_process_even_if_a_forked_child_lives(tmp_path):
     os.read(gone[0], 1)
     with claim(tmp_path, UUID) as mine:
         assert not mine  # the child's abandon did not take it from the parent
-    fcntl.flock(spool._lock_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    os.close(spool._lock_fd)  # as the parent's death does
-    spool._lock_fd = -1
+    fcntl.flock(spool._lock.number, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    spool._lock.close()  # as the parent's death does
     with claim(tmp_path, UUID) as mine:
         assert mine
     os.write(go[1], b"1")

@@ -309,8 +309,15 @@ def clock_forward(job):
 
 
 def close_descriptors(job):
-    """A daemonizing library closes everything that it does not know."""
-    os.closerange(3, 256)
+    """Closes the spool's files, and opens others under their numbers, which stay as they are."""
+    mine = job.folder / "mine"
+    for link in Path("/proc/self/fd").iterdir():
+        if not os.path.exists(link) or "/spool/" not in os.readlink(link):
+            continue
+        with open(mine, "ab") as file:
+            os.dup2(file.fileno(), int(link.name))
+    assert mine.exists()
+    atexit.register(lambda: mine.stat().st_size and os._exit(7))
 
 
 def raise_in_thread_at_exit(job):

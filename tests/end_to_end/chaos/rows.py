@@ -361,6 +361,7 @@ PROCESSES = (
         "child by exec, same dump path", plan=job("run_a_child"), by_exec=True, blocked_seconds=90.0
     ),
     Row("gRPC and protobuf before us", plan={"prepare": "grpc_first"}, by_exec=True),
+    Row("spool's descriptors closed", plan=job("close_descriptors", steps=9)),
     Row("ulimit -n 64", plan={"prepare": "few_descriptors"}),
     Row("clock back a day", plan=job("clock_back")),
     Row("clock forward a day", plan=job("clock_forward")),

@@ -9,6 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rankscope.agent.transport.descriptor import Descriptor
 from rankscope.agent.transport.segment import (
     HEADER,
     MAGIC,
@@ -61,7 +62,7 @@ class DiskSpool:
         self._segments: deque[Segment] = deque()
         self._recent: deque[Stored] = deque()
         self._recent_bytes = 0
-        self._fd = -1  # of the last segment; -1: the next append begins one
+        self._file = Descriptor()  # of the last segment; closed: the next append begins one
         self._guard = threading.Lock()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if folder.stat().st_uid != os.geteuid():
@@ -75,12 +76,13 @@ class DiskSpool:
         )
         self.tensors: TensorFiles | None = self._files
         self._lock_path = folder / f"{process_uuid}.lock"
-        self._lock_fd = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        self._lock = Descriptor(os.open(self._lock_path, flags, 0o600))
         try:
-            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._lock.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._begin_segment()  # a disk without space shows now, while there is a choice
         except OSError:
-            os.close(self._lock_fd)
+            self._lock.close()
             self._lock_path.unlink(missing_ok=True)
             raise
 
@@ -96,7 +98,7 @@ class DiskSpool:
             if self.size_bytes + needed > limit:
                 return False
         try:
-            if self._fd < 0:
+            if not self._file.is_open:
                 self._begin_segment()
             self._write(Stored(self.last_sequence + 1, payload, crc32(payload)))
         except OSError:  # no space, quota, or the disk went away: the same to a recorder
@@ -134,30 +136,27 @@ class DiskSpool:
         self._free(include_current=True)
         with self._guard:
             empty = not self._segments
-        if self._lock_fd >= 0:
-            if empty:
-                self._lock_path.unlink(missing_ok=True)
-            os.close(self._lock_fd)
-            self._lock_fd = -1
+        if empty and self._lock.number >= 0:
+            self._lock_path.unlink(missing_ok=True)
+        self._lock.close()
 
     def abandon(self) -> None:
         # Closing the child's copies leaves the parent's file and lock alone, and lets the lock go
         # when the parent dies although the child lives on.
-        for fd in (self._fd, self._lock_fd):
-            if fd >= 0:
-                os.close(fd)
-        self._fd = self._lock_fd = -1
+        self._file.close()
+        self._lock.close()
 
     def _begin_segment(self) -> None:
         path = self._folder / segment_name(self._uuid, self.last_sequence + 1)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
-        self._fd = os.open(path, flags, 0o600)
+        self._file = Descriptor(os.open(path, flags, 0o600))
         segment = Segment(path, self.last_sequence + 1)
         try:
-            segment.size = write_frame(self._fd, Stored(0, self.hello, crc32(self.hello)), MAGIC)
+            segment.size = write_frame(
+                self._file.number, Stored(0, self.hello, crc32(self.hello)), MAGIC
+            )
         except OSError:
-            os.close(self._fd)
-            self._fd = -1
+            self._file.close()
             path.unlink(missing_ok=True)
             raise
         with self._guard:
@@ -166,7 +165,7 @@ class DiskSpool:
     def _write(self, stored: Stored) -> None:
         segment = self._segments[-1]
         offset = segment.size
-        written = write_frame(self._fd, stored)
+        written = write_frame(self._file.number, stored)
         with self._guard:
             segment.offsets.append(offset)
             segment.size += written
@@ -189,17 +188,16 @@ class DiskSpool:
             self._recent_bytes -= len(self._recent.popleft().payload)
 
     def _cut_torn_tail(self) -> None:
-        if self._fd < 0:
+        if not self._file.is_open:
             return
         try:
-            os.ftruncate(self._fd, self._segments[-1].size)
+            os.ftruncate(self._file.number, self._segments[-1].size)
         except OSError:  # what is torn ends this file; the next batch begins another
             self._end_segment()
 
     def _end_segment(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        if self._file.is_open:
+            self._file.close()
             self._free(include_current=True)
 
     def _free(self, include_current: bool) -> None:
@@ -207,11 +205,10 @@ class DiskSpool:
         removed = []
         with self._guard:
             while self._segments and self._segments[0].last_sequence <= self._acked:
-                if len(self._segments) == 1 and self._fd >= 0:
+                if len(self._segments) == 1 and self._file.is_open:
                     if not (include_current and self._segments[0].offsets):
                         break
-                    os.close(self._fd)
-                    self._fd = -1
+                    self._file.close()
                 removed.append(self._segments.popleft())
         for segment in removed:
             segment.path.unlink(missing_ok=True)
