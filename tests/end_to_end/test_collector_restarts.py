@@ -142,7 +142,7 @@ def test_the_spool_of_a_process_of_another_host_is_left_alone(started, tmp_path)
 
 
 def test_sigterm_with_many_open_steps_is_bounded_and_the_rest_is_done_later(started, tmp_path):
-    steps, run = 320, tmp_path / "store/r"
+    steps, run = 100, tmp_path / "store/r"
     daemon = started("--close-seconds", "0.5", "--commit-interval-seconds", "0.05")
     rank = Rank(daemon, run="r", rank=0)
     for step in range(steps):
