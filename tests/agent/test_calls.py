@@ -10,8 +10,8 @@ import torch
 from calls import debugger_of
 from torch import nn
 
+from rankscope.agent.checks import EXTRAS
 from rankscope.agent.errors import ConfigError, UsageError
-from rankscope.agent.settings import EXTRAS
 
 
 def own_module(**functions):

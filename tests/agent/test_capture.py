@@ -386,6 +386,21 @@ def test_a_lost_batch_brings_its_tensors_again(setup):
     assert len(batch.blobs) == 1
 
 
+def test_a_lost_batch_is_lost_for_all_that_have_its_content(setup):
+    one, x = setup(), torch.arange(LARGE_BYTES)
+    one.event(x)
+    batch = one.recorder.take()
+    one.capture._seen.clear()  # forgotten among many others, so that it is copied again
+    one.event(x)
+    assert not one.recorder.take().blobs
+    one.spool.tensors.discard()
+    one.recorder.lost(batch, "spool_full")
+    one.event(x)
+    contents, batch = one.taken()
+    assert contents == [expected(x)]
+    assert len(batch.blobs) == 1
+
+
 def test_without_a_disk_nothing_is_captured(setup):
     one = setup()
     one.capture.keeper = None

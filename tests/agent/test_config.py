@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from rankscope.agent import config as config_module
+from rankscope.agent.checks import PARTS, show
 from rankscope.agent.config import Config
 from rankscope.agent.errors import ConfigError, NotAvailableError
-from rankscope.agent.settings import KEYS, PARTS, SECTION_KEYS, SETTINGS, show
+from rankscope.agent.settings import KEYS, SECTION_KEYS, SETTINGS
 
 SHIPPED = Path(config_module.__file__).parent
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rankscope.agent.checks import mapping, show
 from rankscope.agent.errors import ConfigError
 from rankscope.agent.load_setting import Load
-from rankscope.agent.settings import KEYS, SECTION_KEYS, SETTINGS, Key, mapping, show
+from rankscope.agent.settings import KEYS, SECTION_KEYS, SETTINGS, Key
 
 _FILES = ("token_file", "tls_ca", "tls_cert", "tls_key")
 

@@ -12,7 +12,8 @@ import threading
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -114,27 +115,35 @@ class Recorder:
             captured = kind == SAVE or capture.wants(name, self.names[name])
             if captured:
                 needed = room_of(tensors)
-        while True:
-            if capture is not None and needed:
-                capture.make_room(needed)
-            with self.lock:
-                if capture is not None and needed and capture.lacks_room(needed):
-                    continue  # another thread was faster
-                if outline:
-                    self.events_with_data += 1
-                    if outlines is not self.outlines:  # begun anew since
-                        del tensors[:], values[:]
-                        outline = self.outlines.scan(parts, part, tensors, values)
-                    if tensors:
-                        self._statistics.add_all(tensors)
-                    self._values.extend(values)
-                    if capture is not None:
-                        capture.add(step, tensors, captured)
-                self._events.extend((step, name, what, kind, direction, outline, parent, stack))
-                self._times.append(_now())
-            break
+        with self._locked_with_room(capture, needed) if capture is not None else self.lock:
+            if outline:
+                self.events_with_data += 1
+                if outlines is not self.outlines:  # begun anew since
+                    del tensors[:], values[:]
+                    outline = self.outlines.scan(parts, part, tensors, values)
+                if tensors:
+                    self._statistics.add_all(tensors)
+                self._values.extend(values)
+                if capture is not None:
+                    capture.add(step, tensors, captured)
+            self._events.extend((step, name, what, kind, direction, outline, parent, stack))
+            self._times.append(_now())
         if self._after:
             self._run_deferred()
+
+    @contextmanager
+    def _locked_with_room(self, capture: Capture, needed: int) -> Iterator[None]:
+        """The lock, held while the memory for whole tensors has room for an event, or no more is
+        waited for it.
+        """
+        while True:
+            if needed:
+                capture.make_room(needed)
+            with self.lock:
+                if needed and capture.lacks_room(needed):
+                    continue  # another thread was faster
+                yield
+                return
 
     # ------------------------------------------------------------------------------ control events
 

@@ -67,6 +67,7 @@ class Recording:
         self._closed = False
         self._forked = False
         self._budget = Budget(config.overhead_budget)
+        self._unmet = config.tensor_list  # entries that no record's name is known to have met
         self._data_before = 0  # events with data before this step
         self._ended: float | None = None  # when the step before this one ended
         self._connection = Connection(self._recorder, self._flush_on_signal)
@@ -305,7 +306,9 @@ class Recording:
         if session.selection is not None:
             for text in session.selection.end_step():
                 self._say_once("warning", notices.unused(text, session.step), about=text)
-        for entry in self._config.tensor_list:
+        # Names stay known, so an entry that was met or told about is not looked for again.
+        unmet, self._unmet = self._unmet, ()
+        for entry in unmet:
             if not any(entry in name for name in self._recorder.names):
                 text = f"tensor_list entry {entry!r}"
                 self._say_once("warning", notices.unused(text, session.step), about=text)

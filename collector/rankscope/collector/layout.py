@@ -77,12 +77,7 @@ class Layout:
         aside = self._new_aside("new")
         try:
             make(aside)
-
-            def place() -> None:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                os.replace(aside, target)
-
-            _again_if_gone(place)
+            _move(aside, target)
         finally:
             aside.unlink(missing_ok=True)  # also two links to one file are left by a rename
 
@@ -94,12 +89,7 @@ class Layout:
         aside.mkdir()
         try:
             make(aside)
-
-            def place() -> None:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                os.rename(aside, target)
-
-            _again_if_gone(place)
+            _move(aside, target)
         except OSError as error:
             shutil.rmtree(aside, ignore_errors=True)
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
@@ -160,11 +150,14 @@ def _write(content: bytes, path: Path) -> None:
     path.write_bytes(content)
 
 
-def _again_if_gone(place: Callable[[], None]) -> None:
-    """Once more while the folder just made is taken away as empty by a `remove`."""
-    for _ in range(9):
+def _move(source: Path, target: Path) -> None:
+    """Move a file or folder, into a folder that is made if need be; once more while that is taken
+    away as empty by a `remove`.
+    """
+    for attempts_left in reversed(range(10)):
         try:
-            return place()
+            target.parent.mkdir(parents=True, exist_ok=True)
+            return os.replace(source, target)
         except FileNotFoundError:
-            continue
-    place()
+            if not attempts_left:
+                raise

@@ -226,8 +226,12 @@ class Capture:
 
     def lost(self, blobs: Iterable[pb.Blob]) -> None:
         """The batch that was to bring these never will."""
-        for blob in blobs:
-            if known := self._by_digest.pop(blob.digest, None):
+        gone = {blob.digest for blob in blobs}
+        for name in gone:
+            self._by_digest.pop(name, None)
+        # Several may have the content; the loop may add to what is seen meanwhile.
+        for known in tuple(self._seen.values()):
+            if known.digest in gone:
                 known.stored = False
 
     def _store(self, batch: pb.Batch, new: Iterable[Blob]) -> None:

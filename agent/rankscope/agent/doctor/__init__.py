@@ -12,9 +12,9 @@ from typing import Annotated
 
 import typer
 
+from rankscope.agent.checks import addresses
 from rankscope.agent.doctor import host, job, network, software
 from rankscope.agent.doctor.finding import LEVELS, Finding, worst
-from rankscope.agent.settings import addresses
 from rankscope.agent.transport.config import TransportConfig
 
 _COLOURS = {"ok": "green", "warning": "yellow", "fault": "red"}

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rankscope.agent.checks import show
 from rankscope.agent.config import Config
 from rankscope.agent.doctor.finding import Finding, fault, ok, warning
 from rankscope.agent.errors import ConfigError, NotAvailableError
 from rankscope.agent.identity import LAUNCHERS, find_rank
-from rankscope.agent.settings import KEYS, SECTION_KEYS, SETTINGS, TASKS, Key, show
+from rankscope.agent.settings import KEYS, SECTION_KEYS, SETTINGS, TASKS, Key
 
 #: Variables of ours that are no settings of config.json.
 VARIABLES = (

@@ -25,7 +25,7 @@ class Checked:
     def document(self) -> dict[str, Any]:
         """What `--json` prints."""
         return {
-            "first": self.first.first() if self.first else None,
+            "first": self.first.first().document() if self.first else None,
             "findings": [finding.document() for finding in self.findings],
             "notices": [finding.document() for finding in self.notices],
         }

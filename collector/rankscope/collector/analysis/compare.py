@@ -11,6 +11,7 @@ from rich.progress import Progress
 from . import advice, flow, operations, origin
 from .elementwise import Errors, compare_tensors
 from .figures import Bools, Figures, Hard, figures
+from .finding import First
 from .flow_rows import FlowRows, flow_rows
 from .noise import Noise, measure
 from .pairing import (
@@ -42,27 +43,6 @@ class Options:
 
 
 DEFAULTS = Options()
-
-
-@dataclass(frozen=True)
-class First:
-    """Where it starts."""
-
-    step: int
-    ranks: list[int]
-    name: str
-    argument: str
-    why: str
-
-    def document(self) -> dict[str, Any]:
-        """As `--json` prints it."""
-        return {
-            "step": self.step,
-            "ranks": self.ranks,
-            "name": self.name,
-            "argument": self.argument,
-            "why": self.why,
-        }
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,22 @@
-"""What `check` finds."""
+"""What `compare` and `check` find."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
+
+
+@dataclass(frozen=True)
+class First:
+    """Where it starts."""
+
+    step: int
+    ranks: list[int]
+    name: str
+    argument: str
+    why: str
+
+    def document(self) -> dict[str, Any]:
+        """As `--json` prints it."""
+        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -18,16 +33,10 @@ class Finding:
     notice: bool = False
     position: int = 0  # rows of that step and rank before it
 
-    def first(self) -> dict[str, Any]:
-        """As `compare --json` says it."""
-        return {
-            "step": self.step,
-            "ranks": self.ranks,
-            "name": self.name,
-            "argument": self.argument,
-            "why": self.why,
-        }
+    def first(self) -> First:
+        """As `compare` says it."""
+        return First(self.step, self.ranks, self.name, self.argument, self.why)
 
     def document(self) -> dict[str, Any]:
         """All that `--json` prints of it."""
-        return {"kind": self.kind, **self.first()}
+        return {"kind": self.kind, **self.first().document()}
