@@ -1,5 +1,5 @@
-"""What values of config.json may be. A check returns the value in the form the agent uses, or raises
-ValueError; settings.py says which key has which.
+"""What values of config.json may be. A check returns the value in the form the agent uses, or
+raises ValueError; settings.py says which key has which.
 """
 
 import math
