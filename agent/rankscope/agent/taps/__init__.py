@@ -1,5 +1,5 @@
-"""Where values are seen. A tap is put on by `start()` and taken off by `stop()`; nothing of it
-stays in torch.
+"""Where values are seen. A tap is put on by `start()` and taken off by `stop()`; nothing of torch
+stays replaced, see `scopes` for the two hooks that stay and do nothing.
 """
 
 from __future__ import annotations
