@@ -1,6 +1,9 @@
 """torch.compile while recording: results and the number of graphs stay, nothing is seen inside."""
 
 import itertools
+import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -104,3 +107,36 @@ def test_a_compiled_module_is_named_by_its_class(record):
     names = watch.forwards()
     assert "Compiled.Linear.0" in names
     assert "Module.0.OptimizedModule.0" in names
+
+
+LATE = """
+import sys, torch
+from rankscope.agent import PrecisionDebugger
+
+compile = torch.compile
+debugger = PrecisionDebugger(dump_path=sys.argv[1], level="L1", task="statistics")
+for how in ("none", "compiled"):
+    debugger.start()
+    torch.cos(torch.ones(2))
+    if how == "compiled":
+        assert "torch._dynamo" not in sys.modules
+
+        @torch.compile(backend="eager")
+        def late(x):
+            return torch.sin(torch.relu(x))
+
+        late(torch.ones(3))
+        late(torch.ones(3))
+    debugger.stop()
+    debugger.step()
+    assert torch.compile is compile
+"""
+
+
+def test_dynamo_that_is_loaded_while_recording_is_followed(tmp_path):
+    command = [sys.executable, "-c", LATE, str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (path,) = tmp_path.glob("run/step1/*/dump.json")
+    names = list(json.loads(path.read_text())["data"])
+    assert names == ["Torch.cos.0.forward", "Compiled.late.0.forward", "Compiled.late.1.forward"]

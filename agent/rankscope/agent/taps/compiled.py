@@ -9,14 +9,18 @@ Both entry and exit are module-level functions of torch._dynamo.eval_frame: `_ca
 is asked right before an entry, `_maybe_set_eval_frame` is called at entry and at exit. All entries
 are balanced, also those that switch Dynamo off, which the compiler itself makes in the middle of a
 compilation. The names are private: where one is missing, the mode stays on and graphs are compiled
-once more. Dynamo is never imported for this.
+once more. Dynamo is never imported for this: where it is not loaded yet, the call of torch.compile
+that loads it is waited for.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from typing import Any
+
+import torch
 
 from rankscope.agent.taps.border import Border, OpenRegion
 from rankscope.agent.taps.functions import FunctionTap
@@ -34,9 +38,7 @@ class _Entries(threading.local):
 
 
 class CompiledTap:
-    """Follows Dynamo's entries and exits between `start` and `stop`, if Dynamo is loaded by
-    then.
-    """
+    """Follows Dynamo's entries and exits between `start` and `stop`."""
 
     def __init__(self, functions: FunctionTap, border: Border) -> None:
         self._functions = functions
@@ -44,10 +46,14 @@ class CompiledTap:
         self._entries = _Entries()
         self._originals: dict[str, Any] = {}
         self._ours: dict[str, Any] = {}
+        self._compile: tuple[Any, Any] | None = None  # torch's, and ours in its place
 
     def start(self) -> None:
         module = sys.modules.get(_MODULE)
-        if module is None or self._originals:
+        if module is None:
+            return self._await_dynamo()
+        self._await_no_longer()
+        if self._originals:
             return
         originals = {name: getattr(module, name, None) for name in _NAMES}
         if not all(originals.values()):
@@ -57,7 +63,29 @@ class CompiledTap:
         for name, function in self._ours.items():
             setattr(module, name, function)
 
+    def _await_dynamo(self) -> None:
+        if self._compile is not None:
+            return
+        original = torch.compile
+
+        @functools.wraps(original)
+        def compile(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            if self._compile is not None:  # not stopped meanwhile
+                self.start()
+            return result
+
+        self._compile = original, compile
+        torch.compile = compile
+
+    def _await_no_longer(self) -> None:
+        if self._compile is not None:
+            (original, ours), self._compile = self._compile, None
+            if torch.compile is ours:
+                torch.compile = original
+
     def stop(self) -> None:
+        self._await_no_longer()
         module = sys.modules.get(_MODULE)
         for name, original in self._originals.items():
             if getattr(module, name) == self._ours[name]:
