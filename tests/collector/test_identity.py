@@ -324,6 +324,13 @@ def test_known_members_stay_as_they_were():
     assert list(again.members) == list(identity.members)
 
 
+def test_a_third_that_claims_a_rank_with_the_pid_of_the_second_is_kept_apart():
+    third = [process("b", 7, rank=0), process("a", 7, rank=0), process("c", 7, rank=0)]
+    identity, _ = play(*third)
+    folders = [identity.members[name * 32].folder for name in "bac"]
+    assert folders == ["rank0", "rank0.h1.7", "rank0.h1.7.cccccccc"]
+
+
 names = st.sampled_from("abcdef")
 hellos = st.builds(
     process,

@@ -267,15 +267,8 @@ class Identity:
             return None
         claimants = [m for m in self._others(member) if m.rank == member.rank and m.folder]
         for other in sorted(claimants, key=lambda m: (bool(m.clash), m.order)):
-            same_instance = other.instance == member.instance
-            if same_instance and other.info.attempt != member.info.attempt:
-                continue  # a restart
-            if other.state is State.LIVE and member.state is State.LIVE:
-                if not (other.info.delivered_later or member.info.delivered_later):
-                    return other.info.process
-            late = other.info.delivered_later or member.info.delivered_later
-            if late and same_instance and not _same_process(other, member):
-                return other.info.process  # nobody knows whether they lived at the same time
+            if _clash(other, member):
+                return other.info.process
         return None
 
     def _free_folder(self, member: Member, *, clash: bool) -> str:
@@ -297,7 +290,7 @@ class Identity:
             return other.instance not in self._live_instances()
         if member.rank is None:
             return _same_process(other, member)
-        return True  # a restart: clashes were kept apart before
+        return not _clash(other, member)
 
     def _stays_out(self, member: Member) -> bool:
         """Whether a process that is long gone comes behind an instance that replaced its own."""
@@ -320,6 +313,17 @@ class Identity:
         changed = replace(member, **changes)  # type: ignore[arg-type]
         self.members[member.info.process] = changed
         return changed
+
+
+def _clash(one: Member, other: Member) -> bool:
+    """Whether two that claim one rank live at the same time, or may have."""
+    same_instance = one.instance == other.instance
+    if same_instance and one.info.attempt != other.info.attempt:
+        return False  # a restart
+    if one.info.delivered_later or other.info.delivered_later:
+        # Nobody knows whether they lived at the same time.
+        return same_instance and not _same_process(one, other)
+    return one.state is State.LIVE and other.state is State.LIVE
 
 
 def _is_late_fellow(info: Process, others: Sequence[Process]) -> bool:
